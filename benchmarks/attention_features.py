@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What features cost attention on a GPU: packed sequences and shared key heads beside dense ones, windows, forward and
-backward; decoding against a long cache, flat and in pages, beside what a copy moves; and MLA.
+"""The cost of attention's features on a GPU: packed sequences and shared key heads beside dense ones, windows, forward
+and backward; decoding against a long cache, flat and in pages, beside what a copy moves; and MLA.
 
     python benchmarks/attention_features.py                on the GPU; results/attention_features.json, .md and .png
     python benchmarks/attention_features.py --quick        a smoke run at small shapes

@@ -79,7 +79,7 @@ def measure(session: Session, cell: Cell, advance: Advance) -> Results:
 
 
 def measure_memory(session: Session, cell: Cell, advance: Advance) -> Results:
-    """What a kernel adds, and what the shapes alone ask for."""
+    """The memory that a kernel adds, and the memory that the shapes alone need."""
     built, threads = native(), session.args.threads
     plan = built.plan_mlstm_cpu(cell.batch, cell.heads, cell.tokens, cell.chunk_size, threads) if built else None
     small = replace(cell, tokens=2 * cell.chunk_size)

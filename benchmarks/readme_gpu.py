@@ -108,7 +108,7 @@ def models(results: Results) -> list[str]:
 
 
 def _wrong_gradients(cells: Sequence[Results], limit: float) -> list[str]:
-    """Which gradients of mlstm_kernels' backward kernels are not the gradients of their forward pass."""
+    """The gradients of mlstm_kernels' backward kernels that are not the gradients of their forward pass."""
     wrong: dict[str, float] = {}
     for kernel in (k for cell in cells for k in cell["kernels"] if k["side"] == "mlstm_kernels"):
         errors = {name: error for name, error in kernel.get("errors", {}).items() if name.startswith("d")}

@@ -61,7 +61,7 @@ def importable_folder() -> Path | None:
 
 
 def inherited_folders() -> list[Path]:
-    """What a virtual environment made with --system-site-packages sees of the interpreter below it."""
+    """The folders of the base interpreter that a virtual environment made with --system-site-packages sees."""
     config = Path(sys.prefix) / "pyvenv.cfg"
     inherits = config.is_file() and re.search("include-system-site-packages *= *true", config.read_text())
     if not inherits:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many compilers may run at once: one per core, but no more than free memory feeds.
+"""The number of compilers that may run at once: one per core, but no more than free memory feeds.
 
 Run as a script it prints the number, for plain CMake builds:
     cmake --build build/cpp -j $(python build_backend/jobs.py)
@@ -42,7 +42,8 @@ def job_count(available_cores: int, available_bytes: int | None) -> int:
 
 
 def job_limit(environment: Mapping[str, str] = os.environ) -> int:
-    """What the user says (MAX_JOBS, then CMAKE_BUILD_PARALLEL_LEVEL), else what the machine can take."""
+    """The number that the user sets (MAX_JOBS, then CMAKE_BUILD_PARALLEL_LEVEL), else the number that the machine has
+    memory and cores for."""
     for name in ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL"):
         value = environment.get(name)
         if value:

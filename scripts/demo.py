@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
 
 
 def with_folder(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What was given, with an --output in which a picture can be left."""
+    """The parsed arguments, with an --output folder into which a picture can be written."""
     args = parser.parse_args()
     if args.output.exists() and not args.output.is_dir():
         parser.error(f"argument --output: expected a folder, got the file {str(args.output)!r}")

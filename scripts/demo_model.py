@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--prompt", default="In the beginning ", help="what the model goes on with")
+    parser.add_argument("--prompt", default="In the beginning ", help="the text that the model continues")
     parser.add_argument("--tokens", type=at_least(1), default=400, help="bytes to write")
     parser.add_argument("--temperature", type=NOT_NEGATIVE, default=0.6)
     parser.add_argument("--seed", type=at_least(0), default=0)

@@ -155,7 +155,7 @@ def imported(path: Path) -> set[Path]:
 
 
 def modules() -> list[Path]:
-    """Those that the entries reach, with the packages that they are in."""
+    """The modules that the entries import, with their packages."""
     found: set[Path] = set()
     waiting = [PACKAGE / f"{entry}.py" for entry in ENTRIES]
     while waiting:

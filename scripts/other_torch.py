@@ -90,7 +90,7 @@ def undefined(library: Path) -> set[str]:
 
 
 def library_of_version(library: Path) -> dict[str, str]:
-    """Which library each version of a symbol is asked of."""
+    """The library that each version of a symbol is looked up in."""
     libraries, name = {}, ""
     for line in output("readelf", "-V", "-W", library).splitlines():
         if found := re.search(r" File: (\S+)", line):

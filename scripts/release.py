@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RELEASE = ROOT / "build/release"
 FOLDERS = {"xlstm_hip", "xlstm_hip_command"}  # of a wheel
 
-# What a library may ask of the machine. libtorch.so is in the environment; a GPU's runtime is the one that torch uses.
+# Libraries that a library may need from the machine. libtorch.so is in the environment; a GPU's runtime is the one that
+# torch uses.
 NEEDED = re.compile(
     r"libtorch\.so|libstdc\+\+\.so\.6|libm\.so\.6|libgcc_s\.so\.1|libc\.so\.6|libpthread\.so\.0|libdl\.so\.2|"
     r"ld-linux-[\w-]+\.so\.\d|libamdhip64\.so(\.\d+)?|libcuda\.so\.1"
@@ -110,7 +111,7 @@ def make_wheel(sdist: Path) -> Path:
 
 
 def faults_of(library: Path) -> Iterator[str]:
-    """What would keep a library from loading on another machine."""
+    """The reasons why a library would not load on another machine."""
     dynamic = run("readelf", "-d", library)
     for name in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
         if not NEEDED.fullmatch(name):

@@ -34,7 +34,7 @@ from xlstm_hip.models.config_files import read_config
 
 AMP = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER_RUN = ("output", "resume", "threads")  # never taken from the checkpoint that is resumed
-# What a checkpoint says of its model's shape, by the options that say it of a new one.
+# The shape of a checkpoint's model, by the options that set it for a new model.
 SHAPE = {"dim": "embedding_dim", "heads": "num_heads", "blocks": "num_blocks", "ffn_factor": "ffn_proj_factor"}
 NORM_CLIP = 1.0
 
@@ -46,7 +46,7 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("data", nargs="*", type=str, help="text files")
     add("--output", type=Path, required=True, help="folder for checkpoints, losses.csv and losses.png")
-    add("--resume", type=Path, help="checkpoint to continue; its settings hold where none are given")
+    add("--resume", type=Path, help="checkpoint to continue; its settings apply where no option is given")
     add("--init", type=str, help="checkpoint whose weights to start from, instead of new ones")
     model = parser.add_argument_group("a new model")
     model.add_argument("--dim", type=at_least(1), default=128)

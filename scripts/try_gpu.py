@@ -259,11 +259,13 @@ def main(
     parser.add_argument("parts", nargs="*", help="texts in the names of parts (default: all)")
     parser.add_argument("--out", type=Path, help="the folder (default: gpu_reports/<GPU>-<day>)")
     parser.add_argument(
-        "--minutes", type=at_least(1), help="end after so many; what did not fit is left for the next time"
+        "--minutes",
+        type=at_least(1),
+        help="end after so many seconds; parts that did not fit are left for the next run",
     )
     parser.add_argument("--peers", type=Path, help="a folder with mlstm_kernels and fla, unpacked")
-    parser.add_argument("--again", action="store_true", help="what has passed before too")
-    parser.add_argument("--list", action="store_true", help="run nothing: say what there is")
+    parser.add_argument("--again", action="store_true", help="also run the parts that have passed before")
+    parser.add_argument("--list", action="store_true", help="list the parts and run nothing")
     arguments = parser.parse_args(words)
     try:
         selected = chosen(parts, arguments.parts)

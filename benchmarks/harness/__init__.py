@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of benchmarks/ share, and `xlstm-hip bench` does not need."""
+"""Shared by the files of benchmarks/; `xlstm-hip bench` does not need it."""

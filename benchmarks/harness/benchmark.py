@@ -43,7 +43,7 @@ class Session:
         self.ends = math.inf  # when, by time.monotonic
 
     def on_this_device(self, operator: Operator) -> list[Implementation]:
-        """Those that are for this device."""
+        """The operator's implementations for this device."""
         return [x for x in operator.implementations if self.machine.device.type in x.devices]
 
     def compare(

@@ -18,8 +18,8 @@ Timed = dict[tuple[str, str], Call]  # by whose it is, and the mode
 
 
 def entered(contest: Contest, x: Implementation, sets: list[Tensors], one_call: bool) -> tuple[Entry, Timed]:
-    """What is known before the rounds, and the calls to time. sets: of inputs, the first the contest's own; one_call:
-    one replay of a single call counts, not what the host does."""
+    """The entries as far as they are known before the rounds, and the calls to time. sets: of inputs, the first the
+    contest's own; one_call: one replay of a single call counts, not what the host does."""
     machine = contest.machine
     entry, call = contest.enter(x)
     if call is None:

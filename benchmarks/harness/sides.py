@@ -12,7 +12,7 @@ from xlstm_hip.bench.timing import paired_ratio
 
 
 def sided(entries: Iterable[Entry]) -> list[Entry]:
-    """What an implementation's provider is called there."""
+    """The entries with an implementation's provider under the key `side`."""
     return [{("side" if key == "provider" else key): x for key, x in entry.items()} for entry in entries]
 
 
@@ -23,7 +23,7 @@ def fastest(kernels: Iterable[Entry], side: str | None, mode: str = "ms") -> Ent
 
 
 def ratio_to(kernels: Iterable[Entry], kernel: Entry, side: str | None, mode: str = "ms") -> dict[str, float] | None:
-    """How many times longer the fastest kernel of that side takes, by the rounds' own ratios."""
+    """The ratio of the time of that side's fastest kernel to this kernel's, from ratios within each round."""
     peer = fastest(kernels, side, mode)
     if peer is None or mode not in kernel:
         return None

@@ -58,7 +58,7 @@ def check(
 
 
 def memory_over_length(model: Reader, x: Tensor, lengths: Iterable[int], machine: Machine) -> list[dict[str, Any]]:
-    """What writing so much takes at its worst moment, beyond the model."""
+    """The peak memory of writing so many tokens, beyond the model."""
     rows: list[dict[str, Any]] = []
     for length in lengths:
         row: dict[str, Any] = {"length": length}

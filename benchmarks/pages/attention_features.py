@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What features cost attention."""
+"""The cost of attention's features."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ PANELS = {"forward": "µs per token", "forward+backward": "µs per token", "step
 
 
 def of_each(cell: Results) -> float:
-    """What milliseconds are divided by, so that lengths and batches share an axis."""
+    """The divisor of milliseconds that lets lengths and batches share an axis."""
     return cell["batch"] if cell["work"] == "step" else cell["batch"] * cell["tokens"] / 1e3
 
 

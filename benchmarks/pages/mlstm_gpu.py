@@ -100,7 +100,7 @@ def machine_line(results: Results) -> str:
 
 
 def other_days(results: Results) -> Iterator[str]:
-    """Of the cells that an earlier run left."""
+    """The lines about cells that an earlier run left."""
     days: dict[str, list[str]] = {}
     for cell in results["cells"]:
         days.setdefault(cell.get("date", "")[:10], []).append(cell["title"])

@@ -128,7 +128,7 @@ WRONG: list[Wrong] = [
     (cached, "num_splits", 257, r"expected 0 \(the library chooses\) to 256"),
     (cached, "num_splits", -1, r"expected 0 \(the library chooses\) to 256"),
     (mla, "head_dim_v", 25, "expected an integer from 1 to q's head dim 24"),
-    (mla, "tile_scheduler_metadata", torch.zeros(3, 8), "expected what get_mla_metadata gave"),
+    (mla, "tile_scheduler_metadata", torch.zeros(3, 8), "expected the result of get_mla_metadata"),
     (mla, "num_splits", torch.zeros(3), "expected None without"),
     (mla, "cache_seqlens", torch.tensor([10, 0]), "expected 0 to 9, for which the cache has room, got 10"),
     (mla, "cache_seqlens", None, "expected a torch.Tensor"),
@@ -228,7 +228,9 @@ def test_without_a_backward_pass_in_a_compiled_graph(monkeypatch: pytest.MonkeyP
     compiled = torch.compile(cached, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert torch.equal(compiled(cache_seqlens=torch.tensor([3, 9])), cached(cache_seqlens=torch.tensor([3, 9])))
-    with pytest.raises(Exception, match="flash_attn_with_kvcache: a gradient is needed, and it has none"):
+    with pytest.raises(
+        Exception, match="flash_attn_with_kvcache: a gradient is required, but there is no backward pass"
+    ):
         compiled(q=X[:, :1].clone().requires_grad_())
     torch._dynamo.reset()
     assert torch.compile(cached, backend="eager")(q=X[:, :1].clone().requires_grad_()).requires_grad

@@ -92,10 +92,10 @@ def test_an_older_schedule_is_for_one_call() -> None:
     torch.testing.assert_close(call(schedule, first), attention.flash_mla_with_kvcache(q, cache, None, used, 48)[0])
     other_schedule, _ = attention.get_mla_metadata(torch.tensor([3, 300]), 8, 1)
     for wrong in (torch.zeros_like(schedule), schedule + 1, other_schedule[: len(schedule)]):
-        with pytest.raises(ValueError, match="tile_scheduler_metadata: expected what get_mla_metadata gave"):
+        with pytest.raises(ValueError, match="tile_scheduler_metadata: expected the result of get_mla_metadata"):
             call(wrong, first)
     for wrong in (torch.zeros_like(first), first + 1):
-        with pytest.raises(ValueError, match="num_splits: expected what get_mla_metadata gave"):
+        with pytest.raises(ValueError, match="num_splits: expected the result of get_mla_metadata"):
             call(schedule, wrong)
     with pytest.raises(TypeError, match="tile_scheduler_metadata: expected torch.int32"):
         call(schedule.float() * torch.nan, first)

@@ -168,7 +168,7 @@ GRADIENTS = (torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V))
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"dropout_p": 0.3}, "rng_state: expected what the forward pass returned"),
+        ({"dropout_p": 0.3}, "rng_state: expected the tensor that the forward pass returned"),
         ({"dq": torch.zeros(3)}, r"dq: expected shape q's = \(2, 24, 4, 16\), got \(3\)"),
         ({"softmax_lse": drawn(B, S, H)}, r"softmax_lse: expected shape \(B, H, S\)"),
         ({"out": DOUT.float()}, "out: expected torch.float64 as q has"),

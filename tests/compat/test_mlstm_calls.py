@@ -236,7 +236,9 @@ def test_chunkwise_passes(with_states: bool, qk_scale: float | None) -> None:
     expected = [*their_bw(*of_last)]
     expected[4] = expected[4] + (dlast[0] * actual[3][0]).sum((-1, -2)).unsqueeze(-1) * torch.sigmoid(-x[4])
     equal_each(bw(*of_last), expected)
-    with pytest.raises(ValueError, match="vecM_out: expected what the forward pass returns for these inputs"):
+    with pytest.raises(
+        ValueError, match="vecM_out: expected the values that the forward pass returns for these inputs"
+    ):
         bw(*call_arguments[:12], actual[2] + 1, *call_arguments[13:])
     with pytest.raises(TypeError, match="matDeltaH: expected a torch.Tensor, got NoneType"):
         bw(*x)
@@ -252,7 +254,7 @@ def test_parallel_passes(module: str) -> None:
     equal_each(actual, real(f"parallel.{module}.fw", "mlstm_parallel_fw")(*x, EPS))
     arguments = (dh, *x, actual[1], actual[2], EPS)
     equal_each(bw(*arguments), real(f"parallel.{module}.bw", "mlstm_parallel_bw")(*arguments))
-    with pytest.raises(ValueError, match="vecN: expected what the forward pass returns"):
+    with pytest.raises(ValueError, match="vecN: expected the values that the forward pass returns"):
         bw(dh, *x, actual[1] * 2, actual[2], EPS)
 
 

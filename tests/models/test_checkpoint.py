@@ -269,7 +269,7 @@ def test_a_sigmoid_gate_stays_one(tmp_path: Path, chunkwise: str) -> None:
     )
     reloaded = load_pretrained(tmp_path, progress=False, chunkwise_kernel="chunkwise--fused")
     assert reloaded.config.step_kernel == "fused"
-    with pytest.raises(ValueError, match="scheme: transformers' model has the exponential input gate alone"):
+    with pytest.raises(ValueError, match="scheme: transformers' model only has the exponential input gate"):
         save_pretrained(model, tmp_path / "hf")
 
 
@@ -416,7 +416,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "doubled by both names": (
         lambda f: rewrite(f, lambda t: t.update({"embedding.weight": torch.ones(97, 128)})),
-        r"embedding\.weight: there twice, as .*embedding.* and as .*embedding",
+        r"embedding\.weight: stored twice, as .*embedding.* and as .*embedding",
     ),
     "truncated data": (lambda f: cut(f, 0.7), "is cut off: it ends at byte"),
     "truncated header": (lambda f: cut(f, 0.0005), "cut off, or no safetensors file"),
@@ -493,7 +493,7 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     shards[1].unlink()
     fails(f"the shard {shards[1].name} of model.safetensors.index.json is missing")
     save_file({**load_file(shards[0]), **load_file(shards[1])}, shards[1])
-    fails(f"there twice, in {shards[0].name} and {shards[1].name}")
+    fails(f"stored twice, in {shards[0].name} and {shards[1].name}")
     shards[1].write_bytes(contents[shards[1]][:-16])
     fails(f"{shards[1].name}: .* is cut off: it ends at byte")
     tensors = load_file(shards[1])
@@ -543,7 +543,7 @@ def test_a_numbered_shard_is_missing_or_there_twice(tmp_path: Path) -> None:
     first, second = (tmp_path / f"model_{n}.safetensors" for n in (0, 1))
     contents = second.read_bytes()
     save_file({**load_file(first), **load_file(second)}, second)
-    with pytest.raises(CheckpointError, match=r"there twice, in model_0\.safetensors and model_1\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"stored twice, in model_0\.safetensors and model_1\.safetensors"):
         load_pretrained(tmp_path, progress=False)
     second.write_bytes(contents)
     (tmp_path / "model_1.safetensors").unlink()
@@ -555,7 +555,7 @@ def test_yaml_mistakes(tmp_path: Path) -> None:
     save_pretrained(small_model(), tmp_path, "xlstm_large")
     text = (tmp_path / "config.yaml").read_text()
     for addition, words in (("colour: red", "unknown fields: colour"), ("  - a", "line 22: expected `name: value`"),
-                            ("eps: 1", "eps is there twice")):  # fmt: skip
+                            ("eps: 1", "eps appears twice")):  # fmt: skip
         (tmp_path / "config.yaml").write_text(text + addition + "\n")
         with pytest.raises(CheckpointError, match=words):
             load_pretrained(tmp_path, progress=False)

@@ -157,6 +157,6 @@ def test_wrong_calls(model: xLSTMLarge, tmp_path: Path) -> None:
             ValueError, match=r"state: expected a model's last state, \(c, n, m\) of block 0 in it, got"
         ):
             save_state(tmp_path / "state", model, state)
-    with pytest.raises(TypeError, match="notes: expected what JSON can hold"):
+    with pytest.raises(TypeError, match="notes: expected values that JSON can hold"):
         begun(model).save(tmp_path / "state", notes={"x": model})
     assert not list(tmp_path.iterdir())

@@ -226,7 +226,8 @@ def tolerances(
     chunkwise: bool = True,
     device: str = "cpu",
 ) -> tuple[Errors, Errors]:
-    """What is allowed, and what one run of plain torch would allow. Plain torch runs on the same device."""
+    """The tolerances, and the tolerances that one run of plain torch would give. Plain torch runs on the same
+    device."""
     inputs, cotangents = made_on(case, dtype, device)
     expected = true_values(case, dtype, gate, normalize, device)
     all_plain = dtype not in HALF or plain_itself

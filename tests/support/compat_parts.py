@@ -22,7 +22,7 @@ def findable(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> None:
 
 def compat_part(name: str) -> Any:
     """Without xlstm_hip.compat itself, which puts modules under other libraries' names for the rest of the process.
-    What a part imports beside parts of compat stays imported."""
+    Modules that a part imports, other than parts of compat, stay imported."""
     package = ModuleType("xlstm_hip.compat")
     package.__path__ = [str(Path(xlstm_hip.__file__).parent / "compat")]
 

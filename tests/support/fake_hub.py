@@ -88,7 +88,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def fake_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[FakeHub]:
-    """What huggingface_hub takes for the hub, with an empty cache."""
+    """A server that huggingface_hub takes for the hub, with an empty cache."""
     constants = pytest.importorskip("huggingface_hub.constants")
     hub = FakeHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))

@@ -13,7 +13,7 @@ from torch.utils import deterministic
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """What torch allocates is NaN, and bytes of workspace are 255, which is NaN in every dtype."""
+    """Memory that torch allocates is NaN, and bytes of workspace are 255, which is NaN in every dtype."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = deterministic.fill_uninitialized_memory
     with warnings.catch_warnings():

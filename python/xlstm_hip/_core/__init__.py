@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every part of the package stands on: op library, checks, devices, environment variables, logs, plans, files."""
+"""The base of every part of the package: op library, checks, devices, environment variables, logs, plans, files."""

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 
 class SequenceBounds(NamedTuple):
-    """Which tokens belong to which sequence: int32 tensors, or None."""
+    """The tensors that say which tokens belong to which sequence: int32 tensors, or None."""
 
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None

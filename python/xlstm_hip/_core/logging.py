@@ -27,7 +27,7 @@ DISPATCH, PLAN, BUILD = (name in _LOGS for name in ("dispatch", "plan", "build")
 RANGES = ranges_of(os.environ.get("XLSTM_HIP_RANGES", ""))
 if RANGES and torch.version.cuda is None and torch.version.hip is None:
     raise RuntimeError(
-        f"XLSTM_HIP_RANGES: expected 0 or nothing: there are ranges in torch's GPU builds alone, and this is torch "
+        f"XLSTM_HIP_RANGES: expected 0 or nothing: only torch's GPU builds have ranges, and this is torch "
         f"{torch.__version__}; torch's own profiler has every op's name without them"
     )
 _SHOWN = 3  # tensors of a call that a line shows

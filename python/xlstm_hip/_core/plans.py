@@ -33,8 +33,8 @@ FUSED = {"mlstm_chunkwise": "chunkwise--fused", "mlstm_step": "fused"}  # whose 
 
 MLSTM_CLASS = ("dtype", "batch", "heads", "length", "dqk", "dhv")
 ATTENTION_CLASS = ("dtype", "batch", "heads", "heads_k", "queries", "length", "dqk", "dhv", "causal")
-# What may be chosen for each op, and what a class of its shapes is made of. Those of ROUNDED stand for all numbers down
-# to the next lower power of two.
+# The values of a plan that may be chosen for each op, and the sizes that make a class of its shapes. Sizes in ROUNDED
+# stand for all numbers down to the next lower power of two.
 BANDS = ("heads_per_band", "workers", "streams")  # of the kernels in bands alone (mlstm/compiled/bands.py)
 CHOICES = {
     "mlstm_chunkwise": ("kernel", "chunk_size", "segments", "walk_chunk", *BANDS),
@@ -77,7 +77,7 @@ def class_of(op: str, **sizes: Any) -> dict[str, Any]:
 
 @constant_in_graphs
 def arch_of(device_type: str, index: int | None = None) -> str:
-    """What a plan was tuned on, as entries name it: "gfx942/304", "sm_90a/132", "avx2/8".
+    """The name, in table entries, of the device that a plan was tuned on: "gfx942/304", "sm_90a/132", "avx2/8".
 
     A GPU's arch and its compute units; on a CPU the instruction set of the kernels and torch's threads.
     """

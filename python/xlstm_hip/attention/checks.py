@@ -64,7 +64,7 @@ def window(value: Any, causal: bool) -> tuple[int, int]:
 
 
 def _window_sides(value: Any) -> tuple[int, int] | None:
-    """Of a pair, a tensor or an array of two whole numbers; None of anything else."""
+    """The two integers of a pair, a tensor or an array; None for anything else."""
     try:
         left, right = value
         if isinstance(left, bool) or isinstance(right, bool):
@@ -188,7 +188,7 @@ def pages_fit(table: Tensor | None, used: Tensor, cache: Tensor) -> None:
 
 
 def paged_keys_fit(cu_seqlens_k: Tensor, max_seqlen_k: int, seqused_k: Tensor | None) -> None:
-    """What the ops look for in offsets, where they can be read: with pages they are given lengths alone."""
+    """Checks offsets as the ops do, where the host can read them: with pages an op gets lengths only."""
     if readable(cu_seqlens_k):
         lengths = offsets_fit("cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
         if seqused_k is not None:

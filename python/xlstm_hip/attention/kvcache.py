@@ -157,7 +157,7 @@ def _rotary(cos: Any, sin: Any, q: Tensor, before: Tensor | None) -> tuple[Tenso
     if cos is None:
         return None, None
     if before is None:
-        raise ValueError("cache_seqlens: expected with rotary_cos, for the positions start there")
+        raise ValueError("cache_seqlens: expected with rotary_cos, because positions start at it")
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         checks.is_tensor(name, x)
         if x.dim() != 2 or x.shape != cos.shape or not 2 <= 2 * x.shape[1] <= q.shape[-1]:

@@ -125,9 +125,9 @@ def flash_mla_with_kvcache(
 ) -> tuple[Tensor, Tensor]:
     """Returns out (B, S_q, H_q, head_dim_v) and softmax_lse (B, H_q, S_q), +infinity for a sequence without keys.
 
-    Of the older schedule the shapes say how the keys are cut. What is in its tensors is compared with what
-    get_mla_metadata gives for these cache_seqlens on a CPU, and not read on a GPU, where the host would wait for it.
-    Pages may have any size. Sums over parts of the keys are kept in float32, float64 with float64.
+    The shapes of an older schedule's tensors say how the keys are split. On a CPU their values are compared with those
+    of get_mla_metadata for these cache_seqlens; on a GPU they are not read, because the host would have to wait. Pages
+    may have any size. Sums over parts of the keys are kept in float32, float64 with float64.
 
     plan: how the call is cut up (docs/tuning.md), in the place of a schedule: a mapping of splits and, on a CPU,
     block_size.
@@ -199,7 +199,7 @@ def _scheduled_splits(
     parts = metadata.shape[0] if metadata.dim() == 2 and metadata.shape[1] == SCHEDULE_COLUMNS else 0
     if parts < 1 or parts % max(1, batch):
         raise ValueError(
-            "tile_scheduler_metadata: expected what get_mla_metadata gave for these cache_seqlens, "
+            "tile_scheduler_metadata: expected the result of get_mla_metadata for these cache_seqlens, "
             f"got shape {shape_text(metadata)} for {batch} sequences"
         )
     checks.is_tensor("num_splits", num_splits)
@@ -214,5 +214,7 @@ def _scheduled_splits(
     if checks.readable(lengths):
         for (name, x), expected in zip(schedule.items(), _schedule(lengths, splits), strict=True):
             if not torch.equal(x, expected):
-                raise ValueError(f"{name}: expected what get_mla_metadata gave for these cache_seqlens, got others")
+                raise ValueError(
+                    f"{name}: expected the result of get_mla_metadata for these cache_seqlens, got other values"
+                )
     return splits

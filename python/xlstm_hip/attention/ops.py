@@ -54,7 +54,7 @@ class BackwardCut(NamedTuple):
 
 
 def ops_for(q: Tensor) -> Any:
-    """Where the ops of a call are: in the library, or in plain torch if that is forced."""
+    """The namespace of a call's ops: the library, or plain torch if that is forced."""
     if not plain_torch_forced():
         return OPS
     if logging.DISPATCH:
@@ -154,7 +154,9 @@ def forward_only(name: str) -> Callable[[Callable[Arguments, Result]], Callable[
             if not gradient_needed(*args, *kwargs.values()):
                 return function(*args, **kwargs)
             if torch.compiler.is_compiling():  # which traces the backward pass ahead
-                raise ValueError(f"{name}: a gradient is needed, and it has none; call it under torch.no_grad()")
+                raise ValueError(
+                    f"{name}: a gradient is required, but there is no backward pass; call it under torch.no_grad()"
+                )
             with torch.no_grad():
                 outputs: Any = function(*args, **kwargs)
             results = outputs if isinstance(outputs, tuple) else (outputs,)

@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
     """SDPA's arguments, shapes and top-left causal mask; attn_mask must be None. Returns (B, H_q, S_q, D_v)."""
     if attn_mask is not None:
         raise NotImplementedError(
-            "attn_mask: expected None; of masks there are is_causal, and windows in flash_attn_func"
+            "attn_mask: expected None; the supported masks are is_causal, and windows in flash_attn_func"
         )
     for name, x in (("query", query), ("key", key), ("value", value)):
         if is_tensor(name, x).dim() != 4:

@@ -16,7 +16,7 @@ from .._core.index_tensors import offsets_of_starts
 from .functions import flash_attn_func, flash_attn_varlen_func
 
 NAME = "xlstm_hip"
-# Of the keywords that models pass on: those that say nothing about attention's result here.
+# Keywords that models pass on and that do not change attention's result here.
 _IDLE = {
     "use_cache",
     "output_attentions",
@@ -29,8 +29,8 @@ _IDLE = {
 }
 _IDLE |= {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch"}
 _IDLE |= {"seq_idx"}  # of state space layers; attention is told of packed rows by position_ids or cu_seq_lens
-# What a model is called with runs down to here in **kwargs, too. A keyword is let through if one of its words names
-# what a model reads or returns, and none what attention is made of: an unknown one may change attention's result.
+# The keywords of a model's call also arrive here in **kwargs. A keyword is let through if one of its words names an
+# input or output of a model and none names a part of attention: an unknown one may change attention's result.
 _OF_MODELS = {
     "audio", "embeds", "ids", "image", "images", "input", "inputs", "labels", "logits", "loss", "output", "outputs",
     "pixel", "return", "spatial", "speaker", "text", "token", "video", "videos", "vision", "visual",
@@ -156,8 +156,8 @@ def _made_of(mask_function: Any) -> set[str]:
     return names
 
 
-# Where transformers' functions and those inside them begin -> name. While torch 2.10 traces, a function that was made
-# in the graph has no other name that tells.
+# Name by the first line of transformers' functions and of the functions inside them. While torch 2.10 traces, a
+# function that was made in the graph has no other name that tells.
 _NAMES_BY_PLACE: dict[tuple[str, int], str] = {}
 
 

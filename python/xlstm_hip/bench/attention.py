@@ -57,12 +57,12 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """Of the products alone: two forward, five backward."""
+        """The flops of the matrix products only: two forward, five backward."""
         return PRODUCTS[self.work] * 2 * self.head_dim * self.pairs
 
     @property
     def pairs(self) -> float:
-        """Of queries and the keys that they see: half of them are behind a causal mask."""
+        """The pairs of a query and a key that it sees: a causal mask hides half of them."""
         if self.work == "decode":
             return float(self.batch * self.heads * self.tokens)
         return self.batch * self.heads * float(self.tokens) ** 2 * (0.5 if self.causal else 1.0)
@@ -125,7 +125,8 @@ def prepared(cell: Cell, inputs: Tensors, forward: Callable[[Tensor, Tensor, Ten
 
 
 def truth(cell: Cell, inputs: Tensors, **rules: Any) -> Tensors:
-    """Of the last sequence's last head, which is alone on its keys; of shared keys the gradients are the group's."""
+    """The truth for the last sequence's last head, or for the group of heads that share its keys: gradients of shared
+    keys are the group's."""
     group = cell.heads // cell.key_heads
     last_head = {n: x[-1:, :, (-group if n in ("q", "dout") else -1) :].double() for n, x in inputs.items()}
     return prepared(cell, last_head, _plain(cell, **rules))()
@@ -201,7 +202,7 @@ def _flash_attn(cell: Cell, inputs: Tensors) -> Call:
     return prepared(cell, inputs, lambda q, k, v: package.flash_attn_func(q, k, v, causal=cell.causal))
 
 
-# What benchmarks/attention.py compares, and xlstm-hip bench.
+# The implementations that benchmarks/attention.py and xlstm-hip bench compare.
 BESIDE_TORCH = (
     Implementation("ours", OURS, _fused),
     Implementation("torch SDPA", SDPA, _sdpa(None), CPU),

@@ -37,7 +37,7 @@ def failure(machine: Machine, entry: Entry, error: Exception) -> Entry:
 
 
 class Contest:
-    """Of an operator's implementations at one cell. Inputs and truth are made when they are first asked for."""
+    """The comparison of an operator's implementations at one cell. Inputs and truth are computed at their first use."""
 
     def __init__(self, operator: Operator, cell: Any, machine: Machine, lost: Lost | None = None) -> None:
         self.operator, self.cell, self.machine, self.lost = operator, cell, machine, lost or {}
@@ -65,7 +65,7 @@ class Contest:
         return why
 
     def enter(self, x: Implementation) -> tuple[Entry, Call | None]:
-        """What is known before the rounds, and the call to time; None where there is nothing to time."""
+        """The entry as far as it is known before the rounds, and the call to time; None if there is nothing to time."""
         entry: Entry = {"name": x.name, "provider": x.provider}
         why = self.absent(x)
         if why is not None:
@@ -89,7 +89,8 @@ class Contest:
         return entry, call
 
     def enter_or_end(self, x: Implementation) -> tuple[Entry, Call | None]:
-        """Where a story is told of ours: one of ours that is wrong or does not run ends it."""
+        """As enter, for benchmarks of this package's results: if one of its implementations is wrong or fails, the run
+        ends."""
         entry, call = self.enter(x)
         if "failed" in entry:
             errors = ", ".join(f"{name} {error:.3g}" for name, error in entry.get("errors", {}).items())

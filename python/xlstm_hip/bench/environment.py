@@ -33,8 +33,8 @@ BUSY = 0.3  # a load above this is somebody else's work: the benchmark itself ha
 
 
 def _version(package: str) -> str | None:
-    """What pip says, or of an unpacked package on the path, as in a folder of --peers, what is written in it; it is not
-    imported for that. None where there is none."""
+    """The version that pip knows, or that is written in an unpacked package on the path, as in a folder of --peers; the
+    package is not imported for it. None if there is no version."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -57,7 +57,8 @@ def first_driver_number(text: str) -> str | None:
 
 
 def driver_version(kind: str) -> str | None:
-    """Of a GPU's kernel driver; torch has no name for it. None where the system does not say."""
+    """The version of a GPU's kernel driver, which torch does not report. None if the system does not report it
+    either."""
     file = DRIVER_FILES.get(kind)
     if file is not None and file.exists():
         return first_driver_number(file.read_text())

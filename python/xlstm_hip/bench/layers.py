@@ -110,7 +110,7 @@ def _outputs(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]
 
 
 def call_of(cell: Cell, function: Callable[..., Any], inputs: list[Tensor]) -> Callable[[], list[Tensor]]:
-    """Forward, then gradients where the cell asks for them. What comes back into backward is made here, once."""
+    """Forward, then gradients where the cell asks for them. The gradient that enters backward is made here, once."""
     with torch.no_grad():
         outputs = _outputs(function, inputs)
     # A mean's gradients as those of the sum, as loss scaling makes them: half precision has no room for less.

@@ -53,11 +53,11 @@ class Machine:
         return torch.cuda.mem_get_info(self.device)[0] + reserved
 
     def sets(self, set_bytes: int) -> int:
-        """How many sets of inputs must take turns so that none is in L2 when its turn comes."""
+        """The number of input sets that must take turns so that none is in L2 at its turn."""
         return max(1, -(-SETS_FACTOR * self.l2_bytes // set_bytes)) if set_bytes < SETS_FACTOR * self.l2_bytes else 1
 
     def seconds(self, call: Call, times: int) -> float:
-        """Of so many calls back to back; where the host is slower than the GPU, its time."""
+        """The seconds of so many calls back to back; the host's time if it is slower than the GPU."""
         if not self.gpu:
             begin = time.perf_counter()
             for _ in range(times):
@@ -72,7 +72,8 @@ class Machine:
         return first.elapsed_time(last) * 1e-3
 
     def cold_seconds(self, call: Call, times: int) -> float:
-        """Of so many calls, each with an empty L2: the flush, which is not counted, also hides the host's part."""
+        """The seconds of so many calls, each with an empty L2: the flush, which is not counted, also hides the host's
+        time."""
         if not self.gpu:
             return self.seconds(call, times)
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
@@ -91,7 +92,7 @@ class Machine:
             torch.cuda.empty_cache()
 
     def host_ms(self, call: Call, times: int = 10) -> float:
-        """What the host needs to put one call on the stream."""
+        """The host's time to put one call on the stream."""
         call()
         self.synchronize()
         begin = time.perf_counter()
@@ -174,5 +175,5 @@ def matmul_rate(machine: Machine, dtype: str, quick: bool) -> float:
 
 
 def ceilings(machine: Machine, quick: bool) -> dict[str, float]:
-    """What the device itself does: a copy, bytes read and written a second, and a bf16 matrix product."""
+    """The device's own rates: bytes that a copy reads and writes a second, and flops of a bf16 matrix product."""
     return {"copy_bytes_per_second": copy_rate(machine, quick), "bf16_flops": matmul_rate(machine, "bf16", quick)}

@@ -44,9 +44,9 @@ class Cell:
         return self.flops_in_chunks(self.chunk_size)
 
     def flops_in_chunks(self, length: int) -> float:
-        """Of the matrix products that the definition needs; a backward pass needs twice the forward's.
+        """The flops of the matrix products that the definition needs; a backward pass needs twice those of the forward.
 
-        Per token: into the state and out of it, and half a chunk of scores. What a kernel makes again does not count.
+        Per token: into the state and out of it, and half a chunk of scores. Recomputation in a kernel does not count.
         """
         if self.work == "step":
             return 4.0 * self.batch * self.heads * self.dqk * self.dhv
@@ -65,17 +65,17 @@ class Cell:
 
     @property
     def _token_bytes(self) -> int:
-        """Of one feature of all tokens."""
+        """The bytes of one feature of all tokens."""
         return self.batch * self.heads * self.tokens * DTYPES[self.dtype].itemsize
 
     @property
     def state_bytes(self) -> int:
-        """Of c, n and m, all heads, in float32."""
+        """The bytes of c, n and m, all heads, in float32."""
         return 4 * self.batch * self.heads * (self.dqk * self.dhv + self.dqk + 1)
 
     @property
     def result_bytes(self) -> int:
-        """Of h, and of the gradients of q, k, v, i and f where the work has them."""
+        """The bytes of h, and of the gradients of q, k, v, i and f where the work has them."""
         gradients = 2 * self.dqk + self.dhv + 2 if self.work == "forward+backward" else 0
         return self._token_bytes * (self.dhv + gradients)
 
@@ -162,7 +162,8 @@ def step_truth(
 
 
 def true_results(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What errors_of compares with, in float64: a step's h and c; of a sequence the last head's h and gradients."""
+    """The float64 results that errors_of compares with: a step's h and c; the h and gradients of a sequence's last
+    head."""
     if cell.work == "step":
         return dict(zip(("h", "c"), step_truth(**{name: x.double() for name, x in inputs.items()}), strict=True))
     with_gradients = cell.work == "forward+backward"

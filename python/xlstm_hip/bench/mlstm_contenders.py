@@ -24,7 +24,7 @@ COMMON = "ours, common schedule"
 
 
 def _differentiated(cell: Cell, inputs: Tensors, forward: Callable[..., Tensor]) -> Call:
-    """What a user writes: the call, and autograd where the work has a backward."""
+    """The call as a user writes it, with autograd where the work has a backward pass."""
     tensors = [inputs[name].detach() for name in SEQUENCE_INPUTS]
     if cell.work == "forward":
 
@@ -113,7 +113,7 @@ def by_step_kernel(name: str) -> Prepare:
 
 
 def beyond_triton(cell: Cell, chunk_size: int | None = None) -> str:
-    """Of mlstm_kernels' chunkwise Triton kernels, why they must not be tried."""
+    """The reason why mlstm_kernels' chunkwise Triton kernels must not be tried at this cell."""
     length = chunk_size or cell.chunk_size
     beyond = beyond_reach(cell.batch, cell.heads, cell.tokens, cell.dqk, cell.dhv, length)
     return "its states of all chunks are beyond its 32-bit offsets" if beyond else ""
@@ -215,7 +215,7 @@ _CPU_STEP_PEERS = (
     Implementation("native step", OFFICIAL, _official_step("native"), CPU),
     Implementation("transformers", HUGGING_FACE, _hugging_face_step),
 )
-# What the benchmarks of benchmarks/ compare on a GPU and on the CPU.
+# The implementations that the benchmarks of benchmarks/ compare on a GPU and on the CPU.
 GPU_SEQUENCES = (
     _SEQUENCE,
     Implementation("ours, raw ops", OURS, _our_ops),

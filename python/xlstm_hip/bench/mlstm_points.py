@@ -32,7 +32,7 @@ class Cell(mlstm.Cell):
 
 
 def trial(cell: Cell) -> Cell:
-    """What compilers see of a cell: its work, dtype and head dims."""
+    """The facts of a cell that compilers see: its work, dtype and head dims."""
     return replace(cell, batch=1, heads=2, tokens=1 if cell.work == "step" else 256, chunk_size=CHUNK)
 
 

@@ -202,7 +202,7 @@ def forget() -> None:
 
 
 def after(model: xLSTMLarge, inputs: Tensors) -> Tensors:
-    """What a model has after these tokens: the logits of the next one, and its state by part and block."""
+    """The results of a model after these tokens: the logits of the next token, and the state by part and block."""
     x, state = inputs["tokens"], state_in(inputs)
     stream = Stream(model, x.shape[0], None if state is None else copy_of(state))
     logits = stream.feed(x)
@@ -216,7 +216,7 @@ def parts_of(state: State) -> Tensors:
 
 
 def state_in(named: Tensors) -> State | None:
-    """What parts_of took apart; None where there is none."""
+    """The state that parts_of took apart; None if there is none."""
     blocks = sorted(int(name[2:]) for name in named if name.startswith("c "))
     return cast(State, {n: tuple(named[f"{part} {n}"] for part in "cnm") for n in blocks}) or None
 

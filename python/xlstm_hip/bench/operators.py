@@ -93,6 +93,6 @@ OPERATORS = {
         *(_selection(work) for work in selection.KERNELS),
     )
 }
-# What a name on the command line stands for, beside the operators' own.
+# Names on the command line that stand for several operators.
 GROUPS = {"selection": tuple(name for name in OPERATORS if name.startswith("select-"))}
 DEFAULT = tuple(name for name in OPERATORS if name not in GROUPS["selection"])

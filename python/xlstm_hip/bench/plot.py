@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plots share: matplotlib without a display, colours, panels, bars and captions."""
+"""Helpers for all plots: matplotlib without a display, colours, panels, bars and captions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def panels(count: int, columns: int = MOST_COLUMNS, size: tuple[float, float] = 
 
 
 def finish(results: dict[str, Any], figure: Any, title: str, path: Path) -> list[Path]:
-    """What it is above, what it was measured on below; the picture that was made."""
+    """Writes a title above and the machine below, saves the picture and returns its path."""
     from matplotlib import pyplot
 
     quick = "SMOKE RUN, not to be quoted: " if results["settings"]["quick"] else ""

@@ -15,7 +15,7 @@ from ..mlstm.select import NATIVE
 from ..models import Stream, xLSTMLarge
 from ..models.language_model import State
 
-# What the official model runs on a CPU: its default kernels are Triton's.
+# The official model's kernels on a CPU: its default kernels are Triton's.
 OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))
 
 
@@ -131,7 +131,7 @@ class Captured:
         self._steps: dict[int, tuple[Tensor, State, Callable[[], None]]] = {}
 
     def _step(self, batch: int, like: State) -> tuple[Tensor, State, Callable[[], None]]:
-        """Where the token and the states lie, and what moves them one token on."""
+        """The token's tensor, the states' tensors, and the function that moves them one token on."""
         state = copy_of(like)
         token = torch.zeros((batch, 1), dtype=torch.long, device=state[0][0].device)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be measured: operators, who provides them, and at which points.
+"""The tables of a benchmark: operators, their providers, and the points at which they are measured.
 
 An operator knows its shapes, makes inputs, and says how far results are from the truth; an implementation is one
 provider's way to do it. `operators.py` has the table of all.
@@ -93,7 +93,7 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Scale:
-    """What is asked of an operator's points."""
+    """The range of an operator's points."""
 
     gpu: bool
     quick: bool
@@ -121,7 +121,8 @@ class Operator:
     exact: Mapping[str, float]  # by dtype: a result further from the truth is wrong
     trial: Callable[[Any], Any] | None = None  # of a cell: a small one for which the same kernels are compiled
     cold: bool = True  # on a GPU: timed with an empty L2, so without what the host adds
-    # Of an implementation's name, a cell and a device: makes once what it needs at all points, as a model.
+    # Called with an implementation's name, a cell and a device: makes once the things needed at all points, such as a
+    # model.
     ready: Callable[[str, Any, torch.device], None] | None = None
 
 
@@ -139,5 +140,5 @@ def named(kind: str, known: Mapping[str, Any], name: str) -> str:
 
 
 def work_of(operator: Operator, cell: Any) -> str:
-    """What a trial of this cell is called."""
+    """The name of this cell's trial."""
     return operator.name if operator.trial is None else f"{operator.name} {operator.trial(cell).title}"

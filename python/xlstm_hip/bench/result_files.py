@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark leaves behind: its results as JSON, and beside them a table and pictures."""
+"""The files of a benchmark: its results as JSON, a table and pictures."""
 
 from __future__ import annotations
 

@@ -149,8 +149,9 @@ class Run:
     # ---- all of them
 
     def go(self) -> None:
-        """Operators have their parts of the time by their numbers of points. Where time is limited, the points of an
-        operator come in an order by chance, so that what is late is not all of one kind; the file has them in order.
+        """Operators have their parts of the time by their numbers of points. If time is limited, the points of an
+        operator are measured in random order, so that the points that come too late are not all of one kind; the file
+        has them in order.
         """
         scale = self.settings.scale
         plan = [(operator, points) for name in self.settings.operators for operator, points in parts(name, scale)]
@@ -166,9 +167,9 @@ class Run:
             models.forget()
 
     def make_ready(self, operator: Operator, cell: Any, seconds: float) -> None:
-        """What implementations need at all points, once: models, and what they compile. Ours and the plain one, which
-        is the truth, in any case; peers as they come in the table while so many seconds last, so that there is time
-        left to measure."""
+        """Makes once the things that implementations need at all points: models, and their compiled code. This
+        package's and the plain one (the truth) are always made; peers, in the table's order, only within so many
+        seconds, so that time is left to measure."""
         if operator.ready is None:
             return
         self.lost = {key: why for key, why in self.lost.items() if key[1] != operator.name}  # of another dtype

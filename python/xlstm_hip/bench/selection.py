@@ -23,7 +23,7 @@ from .timing import paired_ratio
 NEAR = 1.05  # a choice that takes at most so many times the best one's time is as good
 AIM = 0.95  # of the points
 KEYS = ("chunkwise_kernel", "sequence_kernel", "step_kernel")
-# Which of a config's kernels does a work, and what the work is to the mLSTM.
+# The kernel of a config that does each work, and the name of that work in bench.mlstm.
 WORKS = {
     "forward": ("chunkwise_kernel", "forward"),
     "backward": ("chunkwise_kernel", "forward+backward"),
@@ -93,7 +93,7 @@ def chosen(work: str, cell: Cell, device: torch.device) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a regime names at a point, beside the oracle."""
+    """The kernel that a regime names at a point, beside the oracle's."""
 
     operator: str
     size: str

@@ -22,7 +22,7 @@ def lines_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def heading(title: str, results: dict[str, Any], *lines: str) -> list[str]:
-    """What a page begins with: the lines, and then what keeps its figures from being quoted."""
+    """The head of a page: the lines, and then the reasons why its figures must not be quoted."""
     facts, warnings = results["environment"], []
     if results["settings"]["quick"]:
         warnings.append(SMOKE_RUN)
@@ -58,7 +58,7 @@ def verdict(met: bool) -> str:
 
 
 def inexact(errors: dict[str, float], limit: float) -> list[str]:
-    """Of which results the errors are above the limit, or no number."""
+    """The results whose errors are above the limit, or not a number."""
     return [name for name, error in errors.items() if not error <= limit]
 
 

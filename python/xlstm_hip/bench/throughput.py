@@ -2,8 +2,8 @@
 """Tokens per second of one model: pp, processing a prompt, and tg, generating text.
 
 The names are those of llama.cpp's llama-bench. A repetition of pp<N> reads N random tokens from an empty state; one of
-tg<N> makes the next N tokens of a text, one after the other, by the way that generate takes. How long that text is
-already makes no difference to an xLSTM, so all repetitions continue the same one.
+tg<N> makes the next N tokens of a text, one after the other, by the way that generate takes. The length of the text so
+far makes no difference to an xLSTM, so all repetitions continue the same text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def weights_text(model: xLSTMLarge) -> str:
 
 
 def started(model: xLSTMLarge, test: Work, repetitions: int) -> Call:
-    """A call that is one repetition. Of TEXT there are so many before the text ends."""
+    """A call that is one repetition. A work of kind TEXT allows so many calls before its text ends."""
     rng = torch.Generator().manual_seed(0)
     length = test.tokens if test.kind == PROMPT else 1
     prompt = torch.randint(model.config.vocab_size, (test.batch, length), generator=rng).to(model.device)
@@ -98,7 +98,7 @@ def measure(
 
 
 def _added_bytes(machine: Machine, call: Call) -> int | None:
-    """What a call takes beyond the weights at its worst moment; None where the system does not say."""
+    """The peak memory of a call beyond the weights; None if the system does not report it."""
     if machine.gpu:
         return machine.peak_bytes(call)
     try:

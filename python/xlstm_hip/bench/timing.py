@@ -20,7 +20,7 @@ COLD_SAMPLES = 20
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to measure a set of calls."""
+    """The time for which a set of calls is measured."""
 
     seconds: float  # the rounds take about this long
     least_rounds: int

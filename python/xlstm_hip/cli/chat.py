@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xlstm-hip chat: a conversation, in the words of the checkpoint's chat template. What was read is not read again."""
+"""xlstm-hip chat: a conversation, in the words of the checkpoint's chat template. Text that the model has read is not
+read again."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ class Conversation:
 
     def _begin(self) -> None:
         self.stream = Stream(self._model, remember_tokens=True)
-        # What the stream has read; and the same as templates write it that trim answers, if that is all it has read.
+        # The text that the stream has read; and, if it has read nothing more, the same text as templates that trim
+        # answers write it.
         self._read = [""]
 
     def answer(self, message: str) -> None:

@@ -38,7 +38,7 @@ class Prompt(NamedTuple):
 
     @property
     def content(self) -> Any:
-        """What the model is given: a text, or messages."""
+        """The input of the model: a text, or messages."""
         return self.fields["messages" if "messages" in self.fields else "prompt"]
 
 
@@ -96,7 +96,8 @@ def has_messages(prompts: list[Prompt]) -> bool:
 def written(
     args: argparse.Namespace, folder: Path, model: xLSTMLarge, tokenizer: Tokenizer, prompts: list[Prompt]
 ) -> list[str]:
-    """What the model reads of each prompt: its text, or its messages as the chat template writes them."""
+    """The text that the model reads for each prompt: the prompt's text, or its messages as the chat template writes
+    them."""
     if not has_messages(prompts):
         if args.template is not None:
             raise ValueError(f"--template: expected lines with messages in {args.prompts}, got prompts")

@@ -210,7 +210,7 @@ def _settings(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def _model_folder(args: argparse.Namespace, problem: Any) -> Path | None:
-    """Of the model whose text judges plans, None where none does: for ops that no model uses, and without a model."""
+    """The folder of the model whose text judges plans. None for ops that no model uses, and if there is no model."""
     from ..tune.judge import JUDGED_OPS
 
     if problem.op not in JUDGED_OPS:

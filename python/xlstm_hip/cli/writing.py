@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What generate and chat share: options of sampling, templates and state files, the loop over tokens, Ctrl-C in it."""
+"""Shared by generate and chat: options of sampling, templates and state files, the loop over tokens, Ctrl-C in it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def add_state_options(command: argparse.ArgumentParser) -> None:
         "--save-state",
         metavar="FILE",
         type=Path,
-        help="at the end write what was read and generated to this file, whose size does not depend on the length",
+        help="at the end, write the state after all tokens to this file; its size does not depend on their number",
     )
 
 

@@ -4,9 +4,9 @@ flash_attn_3, flash_attention_amd or flash_mla run on xlstm_hip, unchanged.
 
 It puts modules under their names into sys.modules. They take precedence over installed packages that have not
 been imported yet, for the rest of the process: mlstm_kernels' Triton kernels are then out of reach, and the
-Triton names mean the fused kernels. Of an installed xlstm only xlstm_large is replaced. If a real one is
-imported already, importing this is an ImportError. What is not offered (Triton sources, benchmarks, JAX, sLSTM,
-flash_attn's modules and models) stays an ImportError, so nothing is half there.
+Triton names mean the fused kernels. Only xlstm_large of an installed xlstm is replaced. If a real one is
+imported already, importing this is an ImportError. Parts that are not offered (Triton sources, benchmarks, JAX, sLSTM,
+flash_attn's modules and models) remain an ImportError, so no module is incomplete.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in for flash_attention_amd."""
+"""The replacement of flash_attention_amd."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FlashAttention(torch.nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool | None = None
     ) -> Tensor:
         if mask is not None:
-            raise NotImplementedError("mask: expected None; of masks there is causal")
+            raise NotImplementedError("mask: expected None; the only mask is causal")
         begins_top_left = self.causal if causal is None else checks.flag("causal", causal)
         call = top_left if begins_top_left else attention.flash_attn_func
         return call(q, k, v, dropout_p=self.dropout if self.training else 0.0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flash_attn.flash_attn_interface has beside its public functions: the two halves of attention that ring attention
-and sequence parallelism call one by one, and the autograd functions.
+"""The part of flash_attn.flash_attn_interface beside its public functions: the two halves of attention that ring
+attention and sequence parallelism call one by one, and the autograd functions.
 
 The halves have FlashAttention-2.8's arguments and results, and record no gradient. Unlike its CUDA kernels, and like
 its AMD ones, they round no length up: softmax_lse, S_dmask and softmax_d have the tensors' own lengths. rng_state is
@@ -59,7 +59,7 @@ def _backward_half(
     q, dropped = call.q, call.options.dropout_p
     if plain_torch_forced():
         raise NotImplementedError(
-            "XLSTM_HIP_BACKEND: expected not to be reference; in plain torch there is no backward pass by itself"
+            "XLSTM_HIP_BACKEND: expected not to be reference; plain torch has no separate backward pass"
         )
     shape = (*q.shape[:-1], call.v.shape[-1])
     for name, x in (("dout", dout), ("out", out)):
@@ -72,7 +72,7 @@ def _backward_half(
         if gradient is not None:
             has_shape(name, gradient, tuple(like.shape), f"{name[1:]}'s")
     if dropped and rng_state is None:
-        raise ValueError("rng_state: expected what the forward pass returned, as dropout_p > 0")
+        raise ValueError("rng_state: expected the tensor that the forward pass returned, because dropout_p > 0")
     with torch.no_grad():
         out = checks.heads("out", out, q.dim(), "as q has", q)
         gradients = backward_pass(call, rng_state if dropped else None, out, softmax_lse.contiguous(), dout)
@@ -236,7 +236,7 @@ HALVES = {
     function.__name__: function
     for function in (_flash_attn_forward, _flash_attn_backward, _flash_attn_varlen_forward, _flash_attn_varlen_backward)
 }
-# What flash_attn_interface holds beside the public functions. Its halves are also there as torch's wrapped ops.
+# The attributes of flash_attn_interface beside the public functions. Its halves also exist as torch's wrapped ops.
 CONTENTS = {
     **FUNCTION_CLASSES,
     **HALVES,

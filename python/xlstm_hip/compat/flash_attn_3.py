@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in for FlashAttention-3's flash_attn_interface and flash_attn_3: its signatures and results.
+"""The replacement of FlashAttention-3's flash_attn_interface and flash_attn_3, with its signatures and results.
 
 A row that sees no key has softmax_lse = -infinity, as there; in xlstm_hip.attention it is +infinity. pack_gqa,
 sm_margin and scheduler_metadata say how its kernels are launched: they are checked and change nothing here. num_splits

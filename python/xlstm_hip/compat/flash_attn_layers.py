@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in for flash_attn.losses and flash_attn.ops: the layers that xlstm_hip.layers has."""
+"""The replacement of flash_attn.losses and flash_attn.ops: the layers that xlstm_hip.layers has."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SAMPLING = {"greedy": greedy_sampling}
 
 
 def get_sampling_fn(sampling_fn_name: str) -> Callable[[Tensor], Tensor]:
-    """Of "greedy"; other functions of logits go to generate_tokens themselves."""
+    """The sampling function named "greedy"; pass other functions of logits to generate_tokens directly."""
     one_of("sampling_fn_name", sampling_fn_name, tuple(SAMPLING))
     return SAMPLING[sampling_fn_name]
 

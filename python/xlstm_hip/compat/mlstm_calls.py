@@ -6,7 +6,7 @@ it after chunk_size, and the sigmoid kernel has no m. Each function here has the
 for, and hands its arguments to our kernel by name. `stands_for` is that kernel: wrappers and mLSTMBackend call it
 directly, since they call by name, and a sigmoid kernel needs its m there.
 
-Where mlstm_kernels ignores keywords that a kernel does not know, an unknown one is an error here.
+mlstm_kernels ignores keywords that a kernel does not know; here an unknown keyword is an error.
 
 Shapes: q, k (B, NH, S, DHQK), v (B, NH, S, DHHV), i, f (B, NH, S), c (B, NH, DHQK, DHHV), n (B, NH, DHQK),
 m (B, NH, 1); of a step q, k (B, NH, DHQK), v (B, NH, DHHV), i, f (B, NH, 1).
@@ -73,7 +73,8 @@ def _chunkwise(kernel: Kernel) -> Kernel:
 
 
 def _tuned(**tuning: Any) -> dict[str, Any]:
-    """What a caller asked of xl_chunk's launch: it changes no result, and recomputing states is what ours do, too."""
+    """The launch options of xl_chunk that a caller set: they change no result, and our kernels recompute states,
+    too."""
     if tuning["recompute_states_in_bw"]:
         del tuning["recompute_states_in_bw"]
     return {name: value for name, value in tuning.items() if value is not None}

@@ -63,13 +63,16 @@ def _is_the_forwards(**pairs: tuple[Tensor | None, Tensor]) -> None:
         has_shape(name, passed, tuple(computed.shape), "of the forward pass")
         close = torch.finfo(passed.dtype).eps ** 0.5
         if not torch.allclose(passed.to(computed.dtype), computed, rtol=close, atol=close):
-            raise ValueError(f"{name}: expected what the forward pass returns for these inputs, got other values")
+            raise ValueError(
+                f"{name}: expected the values that the forward pass returns for these inputs, got other values"
+            )
 
 
 def _gradients(
     done: Forward, tokens: tuple[Tensor, ...], dh: Tensor, dlast: States, eps: float, chunk: int, variant: Variant
 ) -> tuple[Tensor, ...]:
-    """Of q, k, v, i, f and the initial c, n, m, in the dtypes of the first five and wide."""
+    """The gradients of q, k, v, i and f in their dtypes, and those of the initial c, n and m in the accumulation
+    dtype."""
     i, f = tokens[3:]
     dq, dk, dv, di, df, *dstates = backward(done, dh, *dlast, eps, chunk, variant)
     df = df * torch.sigmoid(-f.to(df.dtype))

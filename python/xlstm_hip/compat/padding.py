@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in for flash_attn.bert_padding."""
+"""The replacement of flash_attn.bert_padding."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from .mlstm_calls import peers_call
 class RegistryView(MutableMapping[str, Callable]):
     """Kernel name, without the "chunkwise--" before it, to function.
 
-    Of a function put in here nothing is known but that it follows the peers' call: any device and dtype is
-    let through, its gradient counts as unstated, and the wrappers give it lengths that are multiples of
-    chunk_size.
+    A function that is added here is only known to follow the peers' call: every device and dtype is accepted, its
+    gradient counts as unstated, and the wrappers pass lengths that are multiples of chunk_size.
     """
 
     def __init__(self, kind: str, prefix: str = "") -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in for flash_attn.layers.rotary and flash_attn.ops.triton.rotary, in plain torch on any device.
+"""The replacement of flash_attn.layers.rotary and flash_attn.ops.triton.rotary, in plain torch on any device.
 
-Each function rotates x in float32 or wider and returns it in its dtype. Gradients go to x, none to the tables. What is
-written in place has its gradient in the tensor that the function returns.
+Each function rotates x in float32 or wider and returns it in its dtype. Gradients go to x, none to the tables. If a
+tensor is rotated in place, its gradient is that of the tensor that the function returns.
 """
 
 from __future__ import annotations

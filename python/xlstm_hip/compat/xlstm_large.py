@@ -25,7 +25,7 @@ from .mlstm_calls import mLSTMBackend
 
 XLSTM_VERSION = "2.0.6"  # whose interface this is
 
-# What `import xlstm` has beside xlstm_large, as modules and as names. Without a real xlstm they are refused by name.
+# Modules and names of `import xlstm` beside xlstm_large. Without a real xlstm they are refused by name.
 NOT_OFFERED_MODULES = ("blocks", "components", "utils", "xlstm_block_stack", "xlstm_lm_model")
 NOT_OFFERED_NAMES = (
     "FeedForwardConfig", "GatedFeedForward", "mLSTMBlock", "mLSTMBlockConfig", "mLSTMLayer", "mLSTMLayerConfig",
@@ -192,7 +192,7 @@ def package() -> dict[str, Any]:
 
 
 def contents() -> dict[str, Mapping[str, Any]]:
-    """What comes after xlstm.xlstm_large in a module's name, to what it holds."""
+    """Module name, without xlstm.xlstm_large, to the module's attributes."""
     models = {"xLSTMLarge": xLSTMLarge, "xLSTMLargeConfig": xLSTMLargeConfig}
     layer = {"mLSTMLayer": mLSTMLayer, "mLSTMLayerConfig": mLSTMLayerConfig}
     parts = {"MultiHeadLayerNorm": norms.MultiHeadLayerNorm, "RMSNorm": norms.RMSNorm, "soft_cap": soft_cap}

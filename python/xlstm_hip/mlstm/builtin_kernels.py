@@ -27,7 +27,7 @@ class Builtin:
     stand_in: KernelInfo | None = None  # a Triton name: its facts where the fused kernel takes all its calls
 
     def current_info(self) -> KernelInfo:
-        """What the name means in this process; it may change when xlstm_hip.compat is imported."""
+        """The kernel that the name means in this process; importing xlstm_hip.compat may change it."""
         return self.info if self.stand_in is None or peers_usable() else self.stand_in
 
 

@@ -23,7 +23,7 @@ GRADIENTS = ("exact", "no normaliser", "none", "unstated")
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What a kernel is and what it can do.
+    """A kernel's facts and abilities.
 
     devices: torch device types, "*" for any. gradient: "exact", "no normaliser" (the peers' gradient, which
     holds the normaliser constant), "none", or "unstated" for a function whose author did not say. states:

@@ -81,7 +81,7 @@ def run_block(
 
 
 def norm_options(config: Any) -> dict[str, Any]:
-    """What every norm of a model has in common."""
+    """The base class of every norm of a model."""
     return {
         "eps": config.norm_eps,
         "use_bias": config.use_bias,

@@ -26,7 +26,7 @@ class ChatTemplate:
     file: str  # that it was read from, for errors
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """What a model reads; with add_generation_prompt up to where its answer begins."""
+        """The text that a model reads; with add_generation_prompt up to the beginning of its answer."""
         needed_by = f"{self.file}: a chat template"
         errors = optional_module("jinja2", needed_by)
         optional_module("transformers", needed_by)

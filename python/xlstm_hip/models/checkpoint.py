@@ -106,8 +106,8 @@ def read_model(
 
 
 def default_dtype(stored: set[torch.dtype], device: torch.device) -> torch.dtype | None:
-    """What a checkpoint of these dtypes is loaded in, None for its own: twice the memory and half the speed of bfloat16
-    gain nothing on a GPU.
+    """The dtype in which a checkpoint of these dtypes is loaded, None for its own dtype. On a GPU it is bfloat16
+    instead of float32, which has no gain for twice the memory and half the speed.
     """
     return torch.bfloat16 if device.type == "cuda" and stored == {torch.float32} else None
 
@@ -204,7 +204,7 @@ def check_scheme(model: Any, scheme: str) -> None:
             raise ValueError(f"scheme: transformers' model needs {name} to be a number, got None")
     if config.gate != "exp":
         raise ValueError(
-            f"scheme: transformers' model has the exponential input gate alone, got {config.chunkwise_kernel!r}; "
+            f"scheme: transformers' model only has the exponential input gate, got {config.chunkwise_kernel!r}; "
             "expected 'xlstm_large'"
         )
 

@@ -180,7 +180,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         if match is None:
             raise CheckpointError(f"{file}: line {number}: expected `name: value`, got {line!r}")
         if match[1] in fields:
-            raise CheckpointError(f"{file}: {match[1]} is there twice")
+            raise CheckpointError(f"{file}: {match[1]} appears twice")
         fields[match[1]] = _scalar((match[2] or "").strip())
     return fields
 

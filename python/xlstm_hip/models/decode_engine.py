@@ -295,7 +295,7 @@ class DecodeEngine:
 
     @property
     def adapted(self) -> int:
-        """How many layers have weights of the engine's own, for their adapters."""
+        """The number of layers whose adapters the engine has merged into weights of its own."""
         return self._parts.formed
 
     def step(

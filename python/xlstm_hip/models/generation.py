@@ -390,7 +390,7 @@ def generate(
 
 
 def _stacked(steps: Sequence[Logprobs], lengths: Tensor) -> Logprobs:
-    """Those of all steps, (B, N, ...), without what was made of padding."""
+    """The log-probabilities of all steps, (B, N, ...), without those of padding."""
     tokens, top, top_tokens = (torch.stack(parts, dim=1) for parts in zip(*steps, strict=True))
     over = torch.arange(tokens.shape[1], device=tokens.device) >= lengths.unsqueeze(1)
     return Logprobs(tokens.masked_fill(over, torch.nan), top.masked_fill(over.unsqueeze(-1), torch.nan), top_tokens)

@@ -29,7 +29,7 @@ def all_watched() -> bool:
     )
 
 
-# Whose forward is what this package's functions do with the module's weights: by the file that defines it.
+# Files whose modules have a forward that this package's functions can replace.
 _MODELS = ("models.blocks", "models.norms", "models.xlstm_large", "models.quantize")
 _OURS = (*_MODELS, "compat.xlstm_large", "integrations.hf")
 _THEIRS = ("transformers.models.xlstm.modeling_xlstm", "xlstm.xlstm_large.components", "xlstm.xlstm_large.model")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a checkpoint is: in a folder, or on the Hugging Face hub, from which it is downloaded into the hub's own cache.
+"""Finds a checkpoint: in a folder, or on the Hugging Face hub, from which it is downloaded into the hub's own cache.
 
 A folder comes first. A text that no folder has, of the form owner/name, is a model of the hub. The package
 huggingface_hub does the download: it resumes one that was interrupted, and reads HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and
@@ -19,7 +19,7 @@ from .._core.extras import optional_module
 from .config_files import GENERATION_FILE, JSON_FILE, TOKENIZER_FILE, YAML_FILE
 from .shards import INDEX
 
-# What a tokenizer or generation reads beside the weights and config.json, in the names of transformers.
+# The files that a tokenizer or generation reads beside the weights and config.json, named as in transformers.
 TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "tokenizer.model", "chat_template.jinja", GENERATION_FILE,
@@ -69,7 +69,7 @@ def checkpoint_folder(
 
 
 def called(folder: Path) -> str:
-    """What to call a checkpoint's folder in a line of progress; in the hub's cache folders are named by commits."""
+    """The name of a checkpoint's folder for a line of progress; in the hub's cache, folders are named by commits."""
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.resolve().name

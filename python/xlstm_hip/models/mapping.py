@@ -79,7 +79,7 @@ def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
         begin = 0
         for single, size in _rows(name, checkpoint):
             if single in slices:
-                raise CheckpointError(f"{single}: there twice, as {slices[single].name} and as {name}")
+                raise CheckpointError(f"{single}: stored twice, as {slices[single].name} and as {name}")
             slices[single] = Piece(name, begin, begin + size)
             begin += size
     singles_of = {name: [single for single, _ in _rows(name, model)] for name in model}

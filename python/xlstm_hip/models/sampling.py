@@ -130,9 +130,9 @@ class Drawing:
         )  # fmt: skip
 
     def _kept_by_min_p(self, scores: Tensor) -> Tensor:
-        """The scores of what top_k, top_p and min_p keep, and -inf: the op has no min_p.
-
-        What the op itself keeps, by its integer weights, is asked of it first: a token is the same on every device.
+        """The scores of the tokens that top_k, top_p and min_p keep, -inf for all others: the op has no min_p. The op
+        first decides, by its integer weights, which tokens top_k and top_p keep, so that a token is the same on every
+        device.
         """
         options = self.sampling
         dropped = plain.below_min_p(scores.double() / options.temperature, options.min_p)

@@ -34,7 +34,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor is stored."""
+    """The place of a tensor in a file."""
 
     file: Path
     name: str
@@ -137,7 +137,7 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
     for file in files:
         for name, stored in read_header(file).items():
             if name in tensors:
-                raise CheckpointError(f"{name}: there twice, in {tensors[name].file.name} and {file.name}")
+                raise CheckpointError(f"{name}: stored twice, in {tensors[name].file.name} and {file.name}")
             tensors[name] = stored
     if index.exists() and not (folder / SINGLE).exists():
         _check_index(index, tensors)

@@ -31,7 +31,7 @@ MODEL_FIELDS = (
 
 
 class SavedState(NamedTuple):
-    """What load_state returns; its tensors lie on the model's device."""
+    """The result of load_state; its tensors are on the model's device."""
 
     state: State
     batch_size: int
@@ -58,7 +58,7 @@ def save_state(
     try:
         notes_text = json.dumps(notes or {})
     except (TypeError, ValueError) as error:
-        raise TypeError(f"notes: expected what JSON can hold: {error}") from None
+        raise TypeError(f"notes: expected values that JSON can hold: {error}") from None
     tensors: dict[str, Tensor] = {}
     for block in range(model.config.num_blocks):
         layer = state.get(block) if isinstance(state, Mapping) else None
@@ -103,7 +103,7 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> SavedState
 
 
 def _facts(model: Any) -> dict[str, Any]:
-    """What a state depends on."""
+    """The facts of a model that a state depends on."""
     scheme = model.quantization
     return {name: getattr(model.config, name) for name in MODEL_FIELDS} | {
         "dtype": str(model.embedding.weight.dtype).removeprefix("torch."),

@@ -25,7 +25,7 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """What follows a prompt."""
+    """A generated text."""
 
     text: str  # without the end token, or the stop string and what came with it in the same token
     tokens: list[int]  # all that were generated
@@ -56,7 +56,7 @@ class TextWriter:
         return self._certain(self._complete(token))
 
     def end(self) -> str:
-        """What was held back, where no stop string can follow any more."""
+        """Returns the text that was held back: no stop string can follow any more."""
         if self.stopped_by is not None:
             return ""
         text, self.pending = self.pending, ""
@@ -107,7 +107,7 @@ def generate_text(
     eos: Sequence[int] | str = "model",
     **options: Any,
 ) -> list[Text]:
-    """What a model writes after each prompt.
+    """Generates a text after each prompt.
 
     tokenizer    of load_tokenizer
     stop         strings that end a text; each is cut off, with what follows it. It may lie across tokens

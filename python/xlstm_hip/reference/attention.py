@@ -15,7 +15,7 @@ from .philox import LOW, philox
 def philox_mask(
     rng_state: Tensor, batch: int, heads: int, queries: int, keys: int, dropout_p: float, first_sequence: int = 0
 ) -> Tensor:
-    """Which weights dropout keeps, (batch, heads, queries, keys): the rule of csrc/attention/rules.h."""
+    """The mask of weights that dropout keeps, (batch, heads, queries, keys): the rule of csrc/attention/rules.h."""
     seed, offset = (int(x) for x in rng_state)
     columns = (keys + 7) // 8
     shape = (batch * heads, queries, columns)
@@ -34,7 +34,7 @@ def philox_mask(
 
 
 def dropout_threshold(dropout_p: float) -> int:
-    """Of 65536 draws, those that drop a weight."""
+    """The number of 65536 draws that drop a weight."""
     nearest = int(dropout_p * 65536 + 0.5)
     return max(1, min(nearest, 65535)) if dropout_p > 0 else 0
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attention ops of the library in plain torch: their names, arguments and results (csrc/torch/register.cpp), any
-device. What XLSTM_HIP_BACKEND=reference runs. Sequence by sequence, the whole matrix of weights of each in float32 or
-wider; gradients are autograd's. Index tensors are read on the host. block_size and splits, which change no result, have
-nothing to change here.
+device. XLSTM_HIP_BACKEND=reference runs them. They compute sequence by sequence, the whole matrix of weights of each in
+float32 or wider; gradients are autograd's. Index tensors are read on the host. block_size and splits, which change no
+result, have nothing to change here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .attention import attention
 
 
 class _Sequence(NamedTuple):
-    """Where a sequence's queries are (a slice of the packed row, else its row), and its keys in use."""
+    """The position of a sequence's queries (a slice of the packed row, else its row), and its keys in use."""
 
     queries: int | slice
     k: Tensor  # (keys, H_k, D)

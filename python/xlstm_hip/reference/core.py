@@ -26,7 +26,7 @@ States = tuple[Tensor, Tensor, Tensor]
 
 
 class Variant(NamedTuple):
-    """Which member of the family runs."""
+    """The options that select a member of the family."""
 
     gate: str = "exp"
     normalize: bool = True
@@ -235,7 +235,7 @@ def run(
     chunk_size: int,
     variant: Variant,
 ) -> Tensor | tuple[Tensor, States]:
-    """What every chunkwise and parallel kernel of this package does with its arguments."""
+    """Runs a chunkwise or parallel kernel of this package with its arguments."""
     q, k, v, i, f = in_kernel_dtype(inputs[:5], autocast_kernel_dtype)
     check_sequence_inputs(q, k, v, i, f, *inputs[5:], eps=eps, chunk_size=chunk_size)
     length = q.shape[2]

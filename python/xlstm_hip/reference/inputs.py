@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every reference kernel does to its tensors before the maths: wide states, chunks, no autocast within."""
+"""Steps that every reference kernel takes before the maths: wide states, chunks, no autocast within."""
 
 from __future__ import annotations
 

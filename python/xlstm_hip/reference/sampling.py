@@ -33,7 +33,7 @@ def penalised(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
 
 
 def below_min_p(scores: Tensor, min_p: float) -> Tensor:
-    """Which tokens are less likely than min_p, above 0, times the likeliest; scores (B, V) in float64."""
+    """The mask of tokens that are less likely than min_p, above 0, times the likeliest; scores (B, V) in float64."""
     return scores < scores.amax(-1, keepdim=True) + math.log(min_p)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where trials run: in a process on this machine, or on a Ray cluster. A trial that crashes does not end the run."""
+"""Engines that run trials: in a process on this machine, or on a Ray cluster. A trial that crashes does not end the
+run."""
 
 from __future__ import annotations
 

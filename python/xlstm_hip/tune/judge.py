@@ -32,8 +32,9 @@ SAMPLING = Sampling(temperature=0.8)
 SHIPPED = "shipped"
 JUDGED_OPS = ("mlstm_chunkwise", "mlstm_step")  # the ones that a model's outputs go through
 
-# What a plan may lose against the shipped one: nats a token of what it reads, nats a token and distinct-n of what it
-# writes. Texts part for good where rounding turns one draw, and are then as good as each other, not the same.
+# The loss that a plan may have against the shipped one: nats per token of the text that it reads, nats per token and
+# distinct-n of the text that it writes. Texts part for good where rounding turns one draw, and are then as good as each
+# other, not the same.
 READ_LOSS, WRITTEN_LOSS, DISTINCT_LOSS = 0.005, 0.15, 0.1
 
 
@@ -106,8 +107,8 @@ def save_outputs_for_trials(
 
 
 def judge_outputs(model: xLSTMLarge, folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each trial in the folder: avg_logprob, perplexity, distinct-2, distinct-3, read_logprob, and `refused`: why,
-    or an empty text."""
+    """The scores of each trial in the folder: avg_logprob, perplexity, distinct-2, distinct-3, read_logprob, and
+    `refused`: why, or an empty text."""
     outputs_of = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     if SHIPPED not in outputs_of:
         raise ValueError(f"folder: expected outputs with {SHIPPED}.json, got {str(folder)!r}")

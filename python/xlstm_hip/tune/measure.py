@@ -98,7 +98,7 @@ def _judged(problem: Problem) -> Judged:
 
 
 def paired_ms(calls: Sequence[Callable[[], Any]], device: torch.device, pace: Pace) -> list[list[float]]:
-    """Of each call its time in each round. Rounds begin with another call each time; the first is not counted."""
+    """The times of each call, one per round. Rounds begin with another call each time; the first is not counted."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # whose stream events are of
     machine = Machine(str(device))

@@ -44,7 +44,7 @@ Inputs = dict[str, Any]  # tensors, by the names that the calls have for them
 
 
 class WrongResult(Exception):
-    """What a plan computed is further from the truth than it may be."""
+    """The result of a plan is further from the truth than it may be."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def plain(problem: Problem, x: Inputs, dtype: torch.dtype) -> Results:
 
 
 def _gradients(function: Callable[..., Any], x: Inputs, sent: str) -> Results:
-    """Of all inputs but `sent`, the gradient that the result gets."""
+    """The gradients of all inputs but `sent`, which is the gradient that the result gets."""
     leaves = {name: y.detach().requires_grad_() for name, y in x.items() if name != sent}
     return torch.autograd.grad(function(**leaves), list(leaves.values()), x[sent])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which plans are tried, and in which order: at random, or by a genetic algorithm.
+"""The choice and order of the plans that are tried: at random, or by a genetic algorithm.
 
-A search hands out batches and is told their results. What it hands out depends only on its seed and on those results,
+A search hands out batches and is told their results. Its batches depend only on its seed and on those results,
 so an interrupted run continues with the same candidates. No plan is tried twice.
 """
 
@@ -23,7 +23,7 @@ class Search(Protocol):
         """The next plans, none when all have been tried."""
 
     def tell(self, speedups: Sequence[float | None]) -> None:
-        """Of the plans that were asked for last, in their order; None for one that failed."""
+        """Takes the speedups of the last batch of plans, in their order; None for a plan that failed."""
 
 
 class RandomSearch:

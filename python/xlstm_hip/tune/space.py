@@ -61,8 +61,8 @@ def space_of(problem: Problem, threads: int, kernel: str | None = None) -> Space
 
 
 def _in_bands(problem: Problem, threads: int, kernel: str) -> Space:
-    """Of kernels whose heads go to workers in bands. torch.compile makes them, so every trial begins with a minute of
-    that, and they are no part of other spaces."""
+    """The plans of kernels whose heads go to workers in bands. torch.compile makes these kernels, so every trial begins
+    with a minute of compiling, and other spaces do not contain them."""
     info = kernel_info(kernel, "chunkwise")
     options = [name for name in BANDS if name in info.options]
     if problem.op != "mlstm_chunkwise" or not options:

@@ -66,7 +66,7 @@ class Tuner:
             if self.run.trials[number][0] != numbered[number]:
                 raise ValueError(
                     f"{self.run.folder}: trial {number} is of {plan_text(self.run.trials[number][0])}, where its seed "
-                    f"and settings give {plan_text(numbered[number])}: it is of another version, or was changed"
+                    f"and settings give {plan_text(numbered[number])}: the run is of another version, or was changed"
                 )
         missing = {number: plan for number, plan in numbered.items() if number not in self.run.trials}
         for number, result in self._own_arch(missing, SEARCH_PACE):
@@ -83,7 +83,8 @@ class Tuner:
 
     def finish(self, finalists: int, table: Path) -> Outcome:
         """Measures the best again beside the shipped plan, for longer; the fastest that wins and whose outputs hold is
-        put into the table. What the table has for this call is one of them, and goes if it is not the one."""
+        put into the table. The table's plan for this call is one of those measured, and is removed if it does not
+        win."""
         positive_int("finalists", finalists)
         call = {"op": self.problem.op, "arch": self.run.meta["settings"]["arch"], "class": self.problem.shape_class()}
         ranked = sorted(self.run.trials.items(), key=lambda one: (-one[1][1].speedup_or_zero, one[0]))

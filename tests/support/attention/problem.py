@@ -88,7 +88,7 @@ SEED = 5
 
 
 def rng_state(device: str) -> Tensor:
-    """What the next call with dropout will draw after torch.manual_seed(SEED)."""
+    """The state from which the next call with dropout draws after torch.manual_seed(SEED)."""
     torch.manual_seed(SEED)
     return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device).cpu()
 

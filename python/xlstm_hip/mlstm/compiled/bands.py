@@ -6,7 +6,7 @@ before it left. Bands know nothing of each other. So any worker may run any band
 does not depend on who did.
 
 This file holds the plan, the queue that keeps the order, and the autograd function that walks the chains,
-forward in time and then backward. Who runs a chunk is a StepRunner: threads in queued.py, Ray actors in
+forward in time and then backward. A StepRunner runs the chunks: threads in queued.py, Ray actors in
 ray_actors.py.
 
 The forward keeps the state that enters each chunk, the backward runs the chunk again: memory for one state
@@ -172,8 +172,8 @@ def banded_chunkwise(
     workers: int | None,
     unknown: dict[str, Any],
 ) -> Tensor | tuple[Tensor, State]:  # h (B, NH, S, DHHV), (c, n, m)
-    """What a kernel that runs on the band schedule does with its arguments. What is left to it is as the table of plans
-    has it."""
+    """Runs a kernel of the band schedule with its arguments. Options that are left open come from the table of
+    plans."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
             f"{function} compiles and schedules its own steps, so it cannot be part of a torch.compile graph: call it "

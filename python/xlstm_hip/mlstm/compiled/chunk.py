@@ -69,7 +69,8 @@ def chunk_update(
     i: Tensor,  # (N, L)
     f: Tensor,  # (N, L)
 ) -> tuple[Tensor, State]:
-    """What chunks do to any state that enters: its log decay (N, 1), and the state left had none entered."""
+    """The effect of chunks on any state that enters: its log decay (N, 1), and the state that they leave if none
+    enters."""
     lf = logsigmoid(f)
     forgets = log_forget_matrix(lf, stable=True)
     to_end = forgets[:, -1] + i
@@ -142,8 +143,8 @@ def chunk_step_backward(
     dk = dweighted.mT @ q + dk_next * torch.exp(from_token[:, -1] - m_next).unsqueeze(-1)
     dv = scores.mT @ dnumerator + k_next @ dc
 
-    # The exponents. Every m cancels, but for m_h beside eps and m_next in the state that is handed on. What
-    # is handed on has the exponents of the last token.
+    # The exponents. Every m cancels, but for m_h beside eps and m_next in the state that is handed on. The state that
+    # is passed on has the exponents of the last token.
     last = torch.arange(q.shape[1], device=q.device) == q.shape[1] - 1
     dfrom_token = dscores * scores + last.unsqueeze(-1) * (k_next * dk_next).sum(-1).unsqueeze(1)
     decayed = keep * ((c * dc).sum((-2, -1)) + (n * dn).sum(-1)).unsqueeze(-1)

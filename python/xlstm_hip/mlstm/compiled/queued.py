@@ -47,8 +47,8 @@ def mlstm_chunkwise__queued_compiled_steps(
     workers: threads; None is one per head, at most one per CPU, and one on a GPU.
     heads_per_band: None is one band per worker.
     streams: GPU streams that the bands are dealt to; None is one per worker. Only None without a GPU.
-    The first call of a process compiles. What is None, and a chunk_size that is the default, the table of plans decides
-    where it has an entry for this kernel.
+    The first call of a process compiles. The table of plans decides arguments that are None, and a default chunk_size,
+    if it has an entry for this kernel.
     """
 
     def make_runner(schedule: Schedule, device: torch.device, tuned: Plan) -> _ThreadRunner:
