@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .._core.extras import optional_module
-from .config_files import SpecialTokens
+from .config_files import SpecialTokens, json_object
 from .tokenizer import Tokenizer
 
 TEMPLATE_FILE, CONFIG_FILE, MAP_FILE = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
@@ -53,8 +52,8 @@ def load_chat_template(
 
     Without the files of a tokenizer, special tokens are what the tokenizer makes of those of the model.
     """
-    config = _object(folder / CONFIG_FILE)
-    named = _object(folder / MAP_FILE) | config
+    config = _object_if_there(folder / CONFIG_FILE)
+    named = _object_if_there(folder / MAP_FILE) | config
     contents = {name: _content(value) for name, value in named.items() if name.endswith("_token")}
     tokens = {name: text for name, text in contents.items() if text is not None}
     if not tokens:
@@ -83,13 +82,5 @@ def _content(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _object(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{file}: expected a JSON object, got {type(value).__name__}")
-    return value
+def _object_if_there(file: Path) -> dict[str, Any]:
+    return json_object(file) if file.is_file() else {}

@@ -119,7 +119,7 @@ def _with_gate_of(model_kernel: Any, kernel: str) -> str:
     return with_gate(kernel_info(kernel, LAYER_KINDS), gate).name
 
 
-def _object(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -130,7 +130,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
-    raw = _object(file)
+    raw = json_object(file)
     if raw.get("model_type") not in (MODEL_TYPE, QUANTISED_TYPE, FUSED_TYPE):
         raise CheckpointError(f"{file}: expected model_type {MODEL_TYPE!r}, got {raw.get('model_type')!r}")
     if raw.get("tie_word_embeddings"):
@@ -146,7 +146,7 @@ def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
     fields["add_out_norm"] = True  # transformers' model always has it
     generation = file.with_name(GENERATION_FILE)
     if generation.exists():  # transformers' generate takes its special tokens from here
-        stored = _object(generation)
+        stored = json_object(generation)
         raw |= {name: stored[name] for name in SPECIAL_TOKENS if stored.get(name) is not None}
     eos = raw.get("eos_token_id", 2)
     eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
@@ -198,7 +198,7 @@ def _scalar(text: str) -> Any:
 def read_scheme(folder: Path) -> Scheme | None:
     """The quantisation scheme in config.json, or None."""
     file = folder / JSON_FILE
-    raw = _object(file).get(QUANTIZATION) if file.exists() else None
+    raw = json_object(file).get(QUANTIZATION) if file.exists() else None
     if raw is None:
         return None
     if not isinstance(raw, dict) or raw.get("quant_method") != METHOD:
