@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from test_readme import FENCE, ROOT, python_of, text_of
+import pytest
+from test_readme import DOCS, FENCE, ROOT, python_of, text_of
 
 import xlstm_hip
 from xlstm_hip import attention, models, quantize
@@ -116,3 +117,43 @@ def test_tests_that_the_lab_names_are_there() -> None:
         names += re.findall(r"`(test_\w+)`", line)
         assert not [name for name in names if f"def {name}(" not in sources]
     assert len(names) > 15
+
+
+def lab_entries(page: str, text: str) -> dict[str, tuple[str, str]]:
+    """Of a page of the lab: each dated heading with its date and the text up to the next heading."""
+    parts = re.split(r"^##+ (.+)\n", text, flags=re.MULTILINE)[1:]
+    found = {}
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        date = re.match(r"\n(20\d\d-\d\d-\d\d)\b", body)
+        if date:
+            found[title] = (date[1], body)
+        else:  # a heading of a group of entries
+            assert page == "docs/lab/compilers.md", (page, title)
+    return found
+
+
+LAB = [page for page in DOCS if page.startswith("docs/lab/") and not page.endswith("/index.md")]
+
+
+@pytest.mark.parametrize("page", LAB)
+def test_an_entry_of_the_lab_is_complete(page: str) -> None:
+    """Newest first, each with its question, set-up, table and verdict; one of compilers.md has its remedy."""
+    entries = lab_entries(page, text_of(page))
+    assert entries
+    wanted = ["**Question.**", "**Set-up.**", "\n|---", "**Verdict.**"]
+    if page == "docs/lab/compilers.md":
+        wanted = ["**Remedy.**"]
+    else:
+        dates = [date for date, _ in entries.values()]
+        assert dates == sorted(dates, reverse=True)
+    for title, (_, body) in entries.items():
+        assert not [part for part in wanted if part not in body], title
+
+
+def test_the_index_of_the_lab_has_every_entry() -> None:
+    index = text_of("docs/lab/index.md")
+    rows = re.findall(r"^\| (20\d\d-\d\d-\d\d) \| \[(.+?)\]\(([\w-]+\.md)#", index, re.MULTILINE)
+    entries = []
+    for page in LAB:
+        entries += [(date, title, Path(page).name) for title, (date, _) in lab_entries(page, text_of(page)).items()]
+    assert sorted(rows) == sorted(entries)
