@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -137,6 +138,15 @@ def test_the_quickstart_has_examples() -> None:
     assert python_of("docs/quickstart.md").count("mlstm_interface(") >= 4
 
 
+@functools.cache
+def sources_named() -> set[str]:
+    """Of C++ sources: every name that a page may use, from the file's name alone to its path."""
+    parts = [
+        path.relative_to(ROOT).parts for top in ("csrc", "examples", "tests") for path in (ROOT / top).rglob("*.*")
+    ]
+    return {"/".join(names[first:]) for names in parts for first in range(len(names))}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_files_named_exist(page: str) -> None:
     """Backticked paths and links; names with <placeholders> or * are patterns, not files."""
@@ -145,6 +155,7 @@ def test_files_named_exist(page: str) -> None:
     links = {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link}
     missing = {path for path in named if not (ROOT / path).exists()}
     missing |= {link for link in links if not (ROOT / page).parent.joinpath(link).exists()}
+    missing |= set(re.findall(r"`([\w/]+\.(?:h|cpp|hip|cu))`", text)) - sources_named()
     assert not missing
 
 
