@@ -193,10 +193,10 @@ def in_the_reference() -> set[Any]:
     """The objects that docs/reference.md shows."""
     found = set()
     for path, options in re.findall(r"^::: ([\w.]+)\n((?:    .*\n)*)", text_of("docs/reference.md"), re.MULTILINE):
-        members = re.search(r"members: \[(.*)\]", options)
+        members = re.search(r"members: \[(.*?)\]", options, re.DOTALL)
         parent, _, name = path.rpartition(".")
         if members:
-            found |= {getattr(importlib.import_module(path), member) for member in members[1].split(", ")}
+            found |= {getattr(importlib.import_module(path), member) for member in re.findall(r"\w+", members[1])}
         elif importlib.util.find_spec(parent) and hasattr(importlib.import_module(parent), name):
             found.add(getattr(importlib.import_module(parent), name))
     return found
