@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a GPU: the order of the kernels, and their workspace.
-//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk; or, where the walk makes scores,
-//   n
-//              and normalisers itself, gates, stabilisers - gate terms - walk
+//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk; or, where the walk makes
+//              scores, n and normalisers itself, gates, stabilisers - gate terms - walk
 //   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
 // A walk that is split into segments is three launches (chunk_walk.hip).
 #include <algorithm>
@@ -231,112 +230,147 @@ struct BackwardMemory : CommonMemory {
   }
 };
 
+ScoreParams backward_score_params(const xlstm_mlstm_backward& call, const BackwardMemory& memory) {
+  const xlstm_mlstm& in = call.in;
+  ScoreParams p = score_params(memory, in);
+  p.v = tokens(in.v, in.dhv, in);
+  p.h = tokens(call.h, in.dhv, in);
+  p.dh = tokens(call.dh, in.dhv, in);
+  p.l_saved = floats(call.l);
+  p.d_scores = memory.d_scores;
+  p.chunk_dn = memory.chunk_dn;
+  p.flows = memory.flows;
+  return p;
+}
+
+WalkParams dq_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan, const BackwardMemory& memory,
+                          const ScoreParams& s) {
+  const Tokens dq = tokens(call.dq, call.in.dqk, call.in);
+  WalkParams p = walk_params(memory, plan, s.dh, s.v, s.k, dq, memory.segment_states_dq);
+  p.scores = memory.d_scores;
+  p.vector = memory.chunk_n;
+  p.dot_with = s.q;
+  p.dots = memory.q_dots;
+  p.state_in = floats(call.in.c_initial);
+  p.state_x = 1;
+  p.state_y = call.in.dhv;
+  p.state_before_last = call.dc_last ? memory.state_before_last : nullptr;
+  return p;
+}
+
+WalkParams dk_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan, const BackwardMemory& memory,
+                          const ScoreParams& s) {
+  const Tokens dk = tokens(call.dk, call.in.dqk, call.in);
+  WalkParams p = walk_params(memory, plan, s.v, s.dh, s.q, dk, memory.segment_states);
+  p.scores = memory.d_scores;
+  p.vector = memory.chunk_dn;
+  p.dot_with = s.k;
+  p.dots = memory.k_dots;
+  p.state_in = floats(call.dc_last);
+  p.state_x = 1;
+  p.state_y = call.in.dhv;
+  return p;
+}
+
+WalkParams dv_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan, const BackwardMemory& memory,
+                          const ScoreParams& s) {
+  const Tokens dv = tokens(call.dv, call.in.dhv, call.in);
+  WalkParams p = walk_params(memory, plan, s.k, s.q, s.dh, dv, memory.segment_states);
+  p.scores = memory.scores;
+  p.state_in = floats(call.dc_last);
+  p.state_out = floats(call.dc_initial);
+  p.state_x = call.in.dhv;
+  p.state_y = 1;
+  return p;
+}
+
+// The flows across the borders between segments: after the walks for dq and dk, whose states they read, and before the
+// walk for dv, which overwrites those of dk.
+void launch_border_flows(const WalkPlan& plan, const BackwardMemory& memory, int dqk, Stream stream) {
+  const BorderParams p{memory.where,
+                       memory.segment_states_dq,
+                       memory.segment_states,
+                       memory.chunk_n,
+                       memory.chunk_dn,
+                       memory.border_flows,
+                       plan.segments,
+                       plan.segment_chunks,
+                       plan.tiles,
+                       plan.rows * plan.y_tile,
+                       dqk};
+  const int64_t borders = states(memory.where) * (plan.segments - 1);
+  launch("flows across borders", segment_border_flows<0>, {borders * plan.tiles * kBorderParts, kFlowScanThreads, 0},
+         stream, p);
+}
+
+FlowParams flow_params(const xlstm_mlstm_backward& call, const BackwardPlan& plan, const BackwardMemory& memory,
+                       const ScoreParams& s) {
+  const xlstm_mlstm& in = call.in;
+  FlowParams p{};
+  p.where = memory.where;
+  p.i = s.i;
+  p.f = s.f;
+  p.di = tokens(call.di, 1, in);
+  p.df = tokens(call.df, 1, in);
+  p.m = memory.m;
+  p.m_before = memory.m_before;
+  p.factors = memory.factors;
+  p.decay = memory.decay;
+  p.flows = memory.flows;
+  p.sums = memory.sums;
+  p.q_dots = memory.q_dots;
+  p.k_dots = memory.k_dots;
+  p.q_tiles = plan.dq.tiles;
+  p.k_tiles = plan.dk.tiles;
+  p.state_tiles = plan.dq.tiles * plan.dq.slices;
+  p.state_dots = call.dc_last ? memory.state_dots : nullptr;
+  p.border_flows = memory.border_flows;
+  p.segments = plan.dq.segments;
+  p.segment_chunks = plan.dq.segment_chunks;
+  p.dn_last = floats(call.dn_last);
+  p.chunk_n = memory.chunk_n;
+  p.dm_last = floats(call.dm_last);
+  p.dc_initial = floats(call.dc_initial);
+  p.dn_initial = floats(call.dn_initial);
+  p.c_initial = floats(in.c_initial);
+  p.n_initial = floats(in.n_initial);
+  p.dm_initial = floats(call.dm_initial);
+  p.dqk = in.dqk;
+  p.dhv = in.dhv;
+  p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
+  p.normalizer_grad = in.normalizer_grad;
+  p.has_initial = in.c_initial;
+  return p;
+}
+
+void launch_gate_gradients(const FlowParams& p, Stream stream) {
+  const int64_t flow_blocks = ceil_div(chunks(p.where), kFlowsPerBlock);
+  const bool two_tokens_per_lane = p.where.chunk > kTokenLanes;
+  launch("flows of chunks", two_tokens_per_lane ? chunk_gate_flows<2> : chunk_gate_flows<1>,
+         {flow_blocks, kFlowThreads, 0}, stream, p);
+  launch("flows between chunks", scan_gate_flows<0>, {states(p.where), kFlowScanThreads, 0}, stream, p);
+  launch("gate gradients", two_tokens_per_lane ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0},
+         stream, p);
+}
+
 template <class E>
 void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, const BackwardMemory& memory,
                   Stream stream) {
   const xlstm_mlstm& in = call.in;
   const Chip& chip = plan.chip;
+  const int dqk = int(in.dqk);
   const float* dn_last = in.normalizer_grad ? floats(call.dn_last) : nullptr;  // else n counts as a constant, as N does
   launch_stabilisers(memory, in, nullptr, stream);
-  ScoreParams s = score_params(memory, in);
-  s.v = tokens(in.v, in.dhv, in);
-  s.h = tokens(call.h, in.dhv, in);
-  s.dh = tokens(call.dh, in.dhv, in);
-  s.l_saved = floats(call.l);
-  s.d_scores = memory.d_scores;
-  s.chunk_dn = memory.chunk_dn;
-  s.flows = memory.flows;
-  launch_scores<E, true>(s, chip, stream);
-  const int dqk = int(in.dqk);
+  const ScoreParams scores = backward_score_params(call, memory);
+  launch_scores<E, true>(scores, chip, stream);
   launch_vectors({memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
   launch_vectors({memory.where, memory.chunk_dn, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
-
-  WalkParams dq = walk_params(memory, plan.dq, s.dh, s.v, s.k, tokens(call.dq, in.dqk, in), memory.segment_states_dq);
-  dq.scores = memory.d_scores;
-  dq.vector = memory.chunk_n;
-  dq.dot_with = s.q;
-  dq.dots = memory.q_dots;
-  dq.state_in = floats(in.c_initial);
-  dq.state_x = 1;
-  dq.state_y = in.dhv;
-  dq.state_before_last = call.dc_last ? memory.state_before_last : nullptr;
-  run_walk<E, output::dq>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
-
-  WalkParams dk = walk_params(memory, plan.dk, s.v, s.dh, s.q, tokens(call.dk, in.dqk, in), memory.segment_states);
-  dk.scores = memory.d_scores;
-  dk.vector = memory.chunk_dn;
-  dk.dot_with = s.k;
-  dk.dots = memory.k_dots;
-  dk.state_in = floats(call.dc_last);
-  dk.state_x = 1;
-  dk.state_y = in.dhv;
-  run_walk<E, output::dk>(plan.dk, chip, dk, nullptr, nullptr, stream);
-  if (memory.border_flows) {
-    const BorderParams border{memory.where,
-                              memory.segment_states_dq,
-                              memory.segment_states,
-                              memory.chunk_n,
-                              memory.chunk_dn,
-                              memory.border_flows,
-                              plan.dq.segments,
-                              plan.dq.segment_chunks,
-                              plan.dq.tiles,
-                              plan.dq.rows * plan.dq.y_tile,
-                              dqk};
-    launch("flows across borders", segment_border_flows<0>,
-           {states(memory.where) * (plan.dq.segments - 1) * plan.dq.tiles * kBorderParts, kFlowScanThreads, 0}, stream,
-           border);
-  }
-
-  WalkParams dv = walk_params(memory, plan.dv, s.k, s.q, s.dh, tokens(call.dv, in.dhv, in), memory.segment_states);
-  dv.scores = memory.scores;
-  dv.state_in = floats(call.dc_last);
-  dv.state_out = floats(call.dc_initial);
-  dv.state_x = in.dhv;
-  dv.state_y = 1;
-  run_walk<E, output::dv>(plan.dv, chip, dv, nullptr, nullptr, stream);
-
-  FlowParams f{};
-  f.where = memory.where;
-  f.i = s.i;
-  f.f = s.f;
-  f.di = tokens(call.di, 1, in);
-  f.df = tokens(call.df, 1, in);
-  f.m = memory.m;
-  f.m_before = memory.m_before;
-  f.factors = memory.factors;
-  f.decay = memory.decay;
-  f.flows = memory.flows;
-  f.sums = memory.sums;
-  f.q_dots = memory.q_dots;
-  f.k_dots = memory.k_dots;
-  f.q_tiles = plan.dq.tiles;
-  f.k_tiles = plan.dk.tiles;
-  f.state_tiles = plan.dq.tiles * plan.dq.slices;
-  f.state_dots = call.dc_last ? memory.state_dots : nullptr;
-  f.border_flows = memory.border_flows;
-  f.segments = plan.dq.segments;
-  f.segment_chunks = plan.dq.segment_chunks;
-  f.dn_last = floats(call.dn_last);
-  f.chunk_n = memory.chunk_n;
-  f.dm_last = floats(call.dm_last);
-  f.dc_initial = floats(call.dc_initial);
-  f.dn_initial = floats(call.dn_initial);
-  f.c_initial = floats(in.c_initial);
-  f.n_initial = floats(in.n_initial);
-  f.dm_initial = floats(call.dm_initial);
-  f.dqk = in.dqk;
-  f.dhv = in.dhv;
-  f.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
-  f.normalizer_grad = in.normalizer_grad;
-  f.has_initial = in.c_initial;
-  const int64_t flow_blocks = ceil_div(chunks(memory.where), kFlowsPerBlock);
-  const bool two_tokens_per_lane = memory.where.chunk > kTokenLanes;
-  launch("flows of chunks", two_tokens_per_lane ? chunk_gate_flows<2> : chunk_gate_flows<1>,
-         {flow_blocks, kFlowThreads, 0}, stream, f);
-  launch("flows between chunks", scan_gate_flows<0>, {states(memory.where), kFlowScanThreads, 0}, stream, f);
-  launch("gate gradients", two_tokens_per_lane ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0},
-         stream, f);
+  run_walk<E, output::dq>(plan.dq, chip, dq_walk_params(call, plan.dq, memory, scores), floats(call.dc_last),
+                          memory.state_dots, stream);
+  run_walk<E, output::dk>(plan.dk, chip, dk_walk_params(call, plan.dk, memory, scores), nullptr, nullptr, stream);
+  if (memory.border_flows) launch_border_flows(plan.dq, memory, dqk, stream);
+  run_walk<E, output::dv>(plan.dv, chip, dv_walk_params(call, plan.dv, memory, scores), nullptr, nullptr, stream);
+  launch_gate_gradients(flow_params(call, plan, memory, scores), stream);
 }
 
 }  // namespace
