@@ -120,38 +120,37 @@ struct RunningSum {
   }
 };
 
+// A thread's part of the rows that its group handles: batches of kBatchChunks chunks of classes. `next`, the batch that
+// is being loaded, and the exponents are parameters, not members: so the compiler has them in registers from the start.
 template <class E, bool kAligned>
-__global__ __launch_bounds__(kMaxGroup,
-                             (kResidentBlocks<E, kAligned>)) void cross_entropy_rows(CrossEntropyParams params) {
-  __shared__ float lds[Exchange::kFloats];
-  const xlstm_cross_entropy& p = params.call;
-  Exchange exchange{params.group, lds};
-  const Exponents<kTwoByte<E, kAligned>> exponents(p.cap);
-  const int classes = int(p.classes), slice = blockIdx.x * params.group.of_block() + params.group.in_block();
-  const int first = kChunk * params.group.lane(), step = kChunk * params.group.lanes, batch = kBatchChunks * step;
-  // Issues the load of chunk k of the batch that begins at the lane's class `at`. A chunk outside the row loads classes
-  // that the row has: they leave the maximum as it is, and are not added to the sum.
-  RawChunk<E, kAligned> next[kBatchChunks];
-  const auto load_ahead = [&](int k, const RowStart& row, int at) {
+struct ClassBatches {
+  using Raw = RawChunk<E, kAligned>;
+
+  const xlstm_cross_entropy& p;
+  int classes, first, step, batch;  // first: this thread's first class; step, batch: from a chunk, a batch to the next
+
+  XLSTM_DEVICE ClassBatches(const xlstm_cross_entropy& call, const Group& group)
+      : p(call),
+        classes(int(p.classes)),
+        first(kChunk * group.lane()),
+        step(kChunk * group.lanes),
+        batch(kBatchChunks * step) {}
+
+  // Issues the load of chunk k of the batch that begins at this thread's class `at`. A chunk outside the row loads
+  // classes that the row has: they leave the maximum as it is, and are not added to the sum.
+  XLSTM_DEVICE void load(Raw (&next)[kBatchChunks], int k, const RowStart& row, int at) const {
     const int fallback = at < classes ? at : 0, first_class = at + k * step < classes ? at + k * step : fallback;
     next[k] = load_at<E, kAligned>(row, first_class, classes);
     if constexpr (!kAligned)
 #pragma unroll
       for (int j = 1; j < kChunk; ++j)
         if (first_class + j >= classes) next[k].value[j] = next[k].value[0];
-  };
-  const auto start_of = [&](int64_t row) { return (row < p.rows ? row : p.rows - 1) * p.logits.stride; };
-#pragma unroll
-  for (int k = 0; k < kBatchChunks; ++k) load_ahead(k, row_start<E>(p.logits, start_of(slice)), first);
-  int64_t following_target = slice < p.rows ? class_of(p, slice) : 0;
+  }
 
-  // Every group makes the same number of iterations, because all threads must take part in barriers and shuffles.
-  for (int64_t row = slice, round_start = 0; round_start < p.rows; row += params.slices, round_start += params.slices) {
-    const int64_t following = row + params.slices, target = following_target;
-    const int64_t row_offset = start_of(row), following_offset = start_of(following);
-    const bool has_row = row < p.rows, in_range = has_row && target >= 0 && target < classes;
-    const float at_target = in_range ? load_chunk<E, false>(p.logits, row, target, target + 1).value[0] : 0.0f;
-    if (following < p.rows) following_target = class_of(p, following);
+  // The online softmax over this thread's classes of a row. The row's first batch is in `next` before, the following
+  // row's first batch after.
+  XLSTM_DEVICE RunningSum sum_of_row(Raw (&next)[kBatchChunks], const Exponents<kTwoByte<E, kAligned>>& exponents,
+                                     bool has_row, int64_t row_offset, int64_t following_offset) const {
     const int row_classes = int(opaque(uint32_t(has_row ? classes : 0)));
     RunningSum running;
     for (int start = 0; start < classes; start += batch) {
@@ -175,14 +174,41 @@ __global__ __launch_bounds__(kMaxGroup,
           }
           running.total += sum_of(c);
         }
-        load_ahead(k, next_row, next_at);
+        load(next, k, next_row, next_at);
       }
     }
+    return running;
+  }
+};
+
+template <class E, bool kAligned>
+__global__ __launch_bounds__(kMaxGroup,
+                             (kResidentBlocks<E, kAligned>)) void cross_entropy_rows(CrossEntropyParams params) {
+  __shared__ float lds[Exchange::kFloats];
+  const xlstm_cross_entropy& p = params.call;
+  Exchange exchange{params.group, lds};
+  const Exponents<kTwoByte<E, kAligned>> exponents(p.cap);
+  const int slice = blockIdx.x * params.group.of_block() + params.group.in_block();
+  const ClassBatches<E, kAligned> batches(p, params.group);
+  RawChunk<E, kAligned> next[kBatchChunks];
+  const auto start_of = [&](int64_t row) { return (row < p.rows ? row : p.rows - 1) * p.logits.stride; };
+#pragma unroll
+  for (int k = 0; k < kBatchChunks; ++k) batches.load(next, k, row_start<E>(p.logits, start_of(slice)), batches.first);
+  int64_t following_target = slice < p.rows ? class_of(p, slice) : 0;
+
+  // Every group makes the same number of iterations, because all threads must take part in barriers and shuffles.
+  for (int64_t row = slice, round_start = 0; round_start < p.rows; row += params.slices, round_start += params.slices) {
+    const int64_t following = row + params.slices, target = following_target;
+    const int64_t row_offset = start_of(row), following_offset = start_of(following);
+    const bool has_row = row < p.rows, in_range = has_row && target >= 0 && target < batches.classes;
+    const float at_target = in_range ? load_chunk<E, false>(p.logits, row, target, target + 1).value[0] : 0.0f;
+    if (following < p.rows) following_target = class_of(p, following);
+    RunningSum running = batches.sum_of_row(next, exponents, has_row, row_offset, following_offset);
     running.raise_max(exchange.max(running.max), exponents);
     // The maximum y is rounded: the last exp corrects the sum by the rounding error.
     const float max = exponents.y(running.max), correction = __builtin_fmaf(kLog2E, max, -running.shift());
     const float total = exchange.sum(running.total) * exp2_fast(-correction);
-    if (first || !has_row) continue;
+    if (batches.first || !has_row) continue;
     float* const exps = static_cast<float*>(p.exps) + 2 * row;
     exps[0] = max;
     exps[1] = total;
