@@ -29,92 +29,135 @@ struct NormForwardParams {
   Group group;
 };
 
+// A group's work: one head of one row. Its chunks are parameters of the steps, not members: so the compiler has them in
+// registers from the start.
 template <class E, bool kAligned>
-__global__ __launch_bounds__(kMaxGroup, (kResidentBlocks<E, kAligned>)) void norm_forward_rows(
-    XLSTM_PARAM NormForwardParams params) {
-  constexpr int kChunks = kForwardChunks<E, kAligned>, kWeights = kChunks / 2;  // weights in registers at a time
-  const NormForwardParams& p = params;
+struct NormForward {
+  static constexpr int kChunks = kForwardChunks<E, kAligned>, kWeights = kChunks / 2;  // weights in registers at a time
   using Raw = RawChunk<E, kAligned>;
-  __shared__ float lds[Exchange::kFloats];
-  pdl_trigger();
-  pdl_wait();
-  Exchange exchange{p.group, lds};
-  const xlstm_norm& in = p.call.in;
-  const NormDtypes& dtypes = p.dtypes;
-  const int item = blockIdx.x * p.group.of_block() + p.group.in_block();
-  const bool has_head = item < p.heads_of_rows;  // lanes without a head shuffle too, with the others of their wave
-  const unsigned row = has_head ? item / unsigned(in.heads) : 0, head = has_head ? item % unsigned(in.heads) : 0;
-  const int64_t from = head * in.features;
-  HeadChunks<E, kAligned, kChunks> x(p.group, has_head ? int(in.features) : 0);
-  const auto row_at = [&](const xlstm_rows& rows) { return row_start<E>(rows, row * rows.stride + from); };
-  const auto load = [&](const RowStart& row, int at) { return load_at<E, kAligned>(row, at, int(in.features)); };
-  const auto store = [&](const RowStart& row, int at, const Raw& raw) {
+  using Head = HeadChunks<E, kAligned, kChunks>;
+
+  const NormForwardParams& p;
+  const xlstm_norm& in;
+  Exchange exchange;
+  unsigned row;
+  int64_t from;  // the head's first column
+  int features;  // 0 without a head: such lanes shuffle too, with the others of their wave
+
+  XLSTM_DEVICE NormForward(const NormForwardParams& params, float* lds)
+      : p(params), in(p.call.in), exchange{p.group, lds} {
+    const unsigned item = blockIdx.x * p.group.of_block() + p.group.in_block();
+    const bool has_head = int(item) < p.heads_of_rows;
+    unsigned head = 0;
+    row = 0;
+    if (has_head) row = item / unsigned(in.heads), head = item % unsigned(in.heads);
+    from = head * in.features;
+    features = has_head ? int(in.features) : 0;
+  }
+
+  XLSTM_DEVICE void run() {
+    Head x(p.group, features);
+    Raw second[kChunks];  // the residual, or the gate where there is no residual
+    const xlstm_rows& second_rows = in.residual.data ? in.residual : in.gate;
+    load_chunks(x, in.x, row_at(in.x), x.chunk);
+    load_chunks(x, second_rows, row_at(second_rows), second);
+    if (in.residual.data) add_residual(x, second);
+    float mean, rstd;
+    sum_up(x, mean, rstd);
+    store_y(x, mean, rstd, second);
+  }
+
+ private:
+  XLSTM_DEVICE RowStart row_at(const xlstm_rows& rows) const { return row_start<E>(rows, row * rows.stride + from); }
+  XLSTM_DEVICE Raw load(const RowStart& row, int at) const { return load_at<E, kAligned>(row, at, int(in.features)); }
+  XLSTM_DEVICE void store(const RowStart& row, int at, const Raw& raw) const {
     store_at<E, kAligned>(row, at, int(in.features), raw);
-  };
-  const auto load_chunks = [&]<int n>(const xlstm_rows& rows, const RowStart& row, Raw(&raw)[n], int first = 0) {
+  }
+  template <int n>
+  XLSTM_DEVICE void load_chunks(const Head& x, const xlstm_rows& rows, const RowStart& row, Raw (&raw)[n],
+                                int first = 0) const {
     const auto offset = [&](int k) { return x.offset_or_first(first + k, in); };
     if (rows.data) load_each<E, kAligned>(row, offset, int(in.features), raw);
-  };
-  Raw second[kChunks];  // the residual, or the gate where there is no residual
-  const xlstm_rows& second_rows = in.residual.data ? in.residual : in.gate;
-  load_chunks(in.x, row_at(in.x), x.chunk);
-  load_chunks(second_rows, row_at(second_rows), second);
+  }
+  // A chunk of x + residual that is not in registers.
+  XLSTM_DEVICE Raw load_x(int at) const { return load(row_at(in.residual.data ? p.call.sum : in.x), at); }
 
-  if (in.residual.data) {
-    const auto add_residual = [&](Raw& a, const Raw& b, int at) {
-      add<E, kAligned>(a, b, dtypes.sum);
+  // x += residual, which is stored. Then the registers of the residual get the gate.
+  XLSTM_DEVICE void add_residual(Head& x, Raw (&second)[kChunks]) const {
+    const auto add_chunk = [&](Raw& a, const Raw& b, int at) {
+      add<E, kAligned>(a, b, p.dtypes.sum);
       store(row_at(p.call.sum), at, a);
     };
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
-      if (x.offset(k) < x.features) add_residual(x.chunk[k], second[k], x.offset(k));
-    load_chunks(in.gate, row_at(in.gate), second);
+      if (x.offset(k) < x.features) add_chunk(x.chunk[k], second[k], x.offset(k));
+    load_chunks(x, in.gate, row_at(in.gate), second);
     x.each_remaining([&](int at) {
       Raw sum = load(row_at(in.x), at);
-      add_residual(sum, load(row_at(in.residual), at), at);
+      add_chunk(sum, load(row_at(in.residual), at), at);
     });
   }
 
-  const auto load_x = [&](int at) { return load(row_at(in.residual.data ? p.call.sum : in.x), at); };
-  const float inverse_features = 1.0f / float(int(in.features));
-  float mean = 0, squares = 0;
-  if (in.centred) {
-    x.each_chunk(load_x, [&](Chunk& c, int) { each([&](float& v) { mean += v; }, c); });
-    mean = exchange.sum(mean) * inverse_features;
+  // The mean of the head, 0 where it is not asked for, and 1 / sqrt(mean of c^2 + eps).
+  XLSTM_DEVICE void sum_up(Head& x, float& mean, float& rstd) {
+    const auto load_again = [&](int at) { return load_x(at); };
+    const float inverse_features = 1.0f / float(int(in.features));
+    float sum = 0, squares = 0;
+    mean = 0;
+    if (in.centred) {
+      x.each_chunk(load_again, [&](Chunk& c, int) { each([&](float& v) { sum += v; }, c); });
+      mean = exchange.sum(sum) * inverse_features;
+    }
+    x.each_chunk(load_again, [&](Chunk& c, int at) {
+      if (in.centred) subtract<kAligned>(c, mean, in.features - at);
+      each([&](float& d) { squares += d * d; }, c);
+    });
+    rstd = reciprocal_sqrt(exchange.sum(squares) * inverse_features + float(in.eps));
   }
-  x.each_chunk(load_x, [&](Chunk& c, int at) {
-    if (in.centred) subtract<kAligned>(c, mean, in.features - at);
-    each([&](float& d) { squares += d * d; }, c);
-  });
-  const float rstd = reciprocal_sqrt(exchange.sum(squares) * inverse_features + float(in.eps));
 
-  const RowStart y_row = row_at(p.call.y), weight_row = row_start<E>(in.weight, from);
-  const auto finish = [&](const Raw& raw, int at, const Raw& weight, const Raw& gate) {
+  XLSTM_DEVICE void store_y(const Head& x, float mean, float rstd, const Raw (&gate)[kChunks]) const {
+    const RowStart y_row = row_at(p.call.y), weight_row = row_start<E>(in.weight, from);
+    const auto finish = [&](const Raw& raw, int at, const Raw& weight, const Raw& gate) {
+      store(y_row, at, normalised(raw, at, mean, rstd, weight, gate));
+    };
+#pragma unroll
+    for (int k0 = 0; k0 < kChunks; k0 += kWeights) {
+      Raw weight[kWeights];
+      load_chunks(x, in.weight, weight_row, weight, k0);
+#pragma unroll
+      for (int k = k0; k < k0 + kWeights; ++k)
+        if (x.offset(k) < x.features) finish(x.chunk[k], x.offset(k), weight[k - k0], gate[k]);
+    }
+    x.each_remaining([&](int at) {
+      finish(load_x(at), at, in.weight.data ? load(weight_row, at) : Raw{},
+             in.gate.data ? load(row_at(in.gate), at) : Raw{});
+    });
+  }
+  // The chunk of y at feature `at`. A weight and a gate that the call does not have are not used.
+  XLSTM_DEVICE Raw normalised(const Raw& raw, int at, float mean, float rstd, const Raw& weight,
+                              const Raw& gate) const {
     Chunk c = unpack(raw);
     if (in.centred) each([&](float& v) { v -= mean; }, c);
     each([&](float& v) { v *= rstd; }, c);
-    Raw y = rounded<E, kAligned>(c, dtypes.n);
-    if (in.weight.data) multiply<E, kAligned>(y, weight, dtypes.weighted);
-    if (in.bias.data) add<E, kAligned>(y, load(row_start<E>(in.bias, from), at), dtypes.z);
+    Raw y = rounded<E, kAligned>(c, p.dtypes.n);
+    if (in.weight.data) multiply<E, kAligned>(y, weight, p.dtypes.weighted);
+    if (in.bias.data) add<E, kAligned>(y, load(row_start<E>(in.bias, from), at), p.dtypes.z);
     if (in.gate.data) {
       Chunk s = unpack(gate);
       each([](float& v) { v = sigmoid(v); }, s);
-      multiply<E, kAligned>(y, rounded<E, kAligned>(s, dtypes.gate), dtypes.y);
+      multiply<E, kAligned>(y, rounded<E, kAligned>(s, p.dtypes.gate), p.dtypes.y);
     }
-    store(y_row, at, y);
-  };
-#pragma unroll
-  for (int k0 = 0; k0 < kChunks; k0 += kWeights) {
-    Raw weight[kWeights];
-    load_chunks(in.weight, weight_row, weight, k0);
-#pragma unroll
-    for (int k = k0; k < k0 + kWeights; ++k)
-      if (x.offset(k) < x.features) finish(x.chunk[k], x.offset(k), weight[k - k0], second[k]);
+    return y;
   }
-  x.each_remaining([&](int at) {
-    finish(load_x(at), at, in.weight.data ? load(weight_row, at) : Raw{},
-           in.gate.data ? load(row_at(in.gate), at) : Raw{});
-  });
+};
+
+template <class E, bool kAligned>
+__global__ __launch_bounds__(kMaxGroup, (kResidentBlocks<E, kAligned>)) void norm_forward_rows(
+    XLSTM_PARAM NormForwardParams params) {
+  __shared__ float lds[Exchange::kFloats];
+  pdl_trigger();
+  pdl_wait();
+  NormForward<E, kAligned>(params, lds).run();
 }
 
 }  // namespace xlstm::gpu::layer
