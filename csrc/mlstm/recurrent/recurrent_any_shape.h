@@ -11,40 +11,99 @@
 
 namespace xlstm::gpu::mlstm {
 
-// A thread owns one value and every eighth key of a tile.
+constexpr int kKeyGroups = kAnyThreads / kAnyTile, kKeysAhead = 4;
+
+// A thread's part of a tile: one value, which is a column of C, and every kKeyGroups-th key of it and of n.
+template <class E>
+struct ColumnOfTile {
+  int64_t dhv;
+  int dqk, lane, group, value_index;
+  int64_t column;                    // columns beyond the last repeat the tile's first one and are not written
+  const float *c_before, *n_before;  // null: zeros
+  float *c_after, *n_last, *n_buffers;
+  const E *q_row, *k_row, *v_at;
+
+  XLSTM_DEVICE ColumnOfTile(const RecurrentParams& p, int64_t state, int tile)
+      : dhv(p.v.columns), dqk(p.q.columns), lane(threadIdx.x % kAnyTile), group(threadIdx.x / kAnyTile) {
+    value_index = tile * kAnyTile + lane;
+    column = inside() ? value_index : tile * kAnyTile;
+    c_before = p.c_initial ? p.c_initial + state * dqk * dhv + column : nullptr;
+    c_after = p.c_last + state * dqk * dhv + column;
+    n_before = p.n_initial ? p.n_initial + state * dqk : nullptr;
+    n_last = p.n_last + state * dqk;
+    n_buffers = p.n_buffers + (state * p.tiles + tile) * 2 * dqk;
+  }
+
+  XLSTM_DEVICE bool inside() const { return value_index < dhv; }
+
+  // Without tokens the last state is the initial one.
+  XLSTM_DEVICE void copy_initial_state() const {
+    for (int d = group; inside() && d < dqk; d += kKeyGroups) c_after[d * dhv] = c_before ? c_before[d * dhv] : 0.0f;
+    for (int d = group; value_index == 0 && d < dqk; d += kKeyGroups) n_last[d] = n_before ? n_before[d] : 0.0f;
+  }
+
+  XLSTM_DEVICE void first_token(const RecurrentParams& p, const Head& head) {
+    q_row = rows<E>(p.q, head).data + head.begin * p.q.stride[2];
+    k_row = rows<E>(p.k, head).data + head.begin * p.k.stride[2];
+    v_at = rows<E>(p.v, head).data + head.begin * p.v.stride[2] + column;
+  }
+  XLSTM_DEVICE void next_token(const RecurrentParams& p) {
+    q_row += p.q.stride[2];
+    k_row += p.k.stride[2];
+    v_at += p.v.stride[2];
+  }
+
+  // The current token: C' and n', and their contributions to h and l.
+  XLSTM_DEVICE void update(Precise<E> forget, Precise<E> input, int buffer, bool is_last, float& h, Precise<E>& l) {
+    const Precise<E> value = input * to_float(*v_at);
+    float* n_after = is_last ? n_last : n_buffers + buffer * dqk;
+    const bool writes_n = lane == 0 && (!is_last || value_index == 0);
+    for (int d0 = group; d0 < dqk; d0 += kKeyGroups * kKeysAhead) {
+      float c[kKeysAhead] = {};
+      if (c_before) {  // keys beyond the last repeat the last one, to avoid branches
+#pragma unroll
+        for (int a = 0; a < kKeysAhead; ++a) {
+          const int d = d0 + a * kKeyGroups;
+          c[a] = c_before[(d < dqk ? d : dqk - 1) * dhv];
+        }
+      }
+#pragma unroll
+      for (int a = 0; a < kKeysAhead; ++a) {
+        const int d = d0 + a * kKeyGroups;
+        if (d < dqk) {
+          const float key = to_float(k_row[d]), query = to_float(q_row[d]);
+          const float n = float(forget * (n_before ? n_before[d] : 0.0f) + input * key);
+          const float x = float(forget * c[a] + key * value);
+          if (writes_n) n_after[d] = n;
+          if (inside()) c_after[d * dhv] = x;
+          l += Precise<E>(query) * n;
+          h += query * x;
+        }
+      }
+    }
+    c_before = c_after;
+    n_before = n_after;
+  }
+};
+
 template <class E>
 __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any_shape(const RecurrentParams p) {
-  constexpr int kGroups = kAnyThreads / kAnyTile, kAhead = 4;
-  __shared__ PartialSums<Precise<E>, kAnyTile, kGroups> sums;
+  __shared__ PartialSums<Precise<E>, kAnyTile, kKeyGroups> sums;
   __shared__ Steps steps;
   int64_t state;
   int tile;
   if (!find_tile(p, state, tile)) return;
   const Head head = head_of(p.where, state);
-  const int64_t dhv = p.v.columns;
-  const int dqk = p.q.columns, lane = threadIdx.x % kAnyTile, group = threadIdx.x / kAnyTile;
-  const int value_index = tile * kAnyTile + lane;
-  const bool inside = value_index < dhv;
-  const int64_t column =
-      inside ? value_index
-             : tile * kAnyTile;  // columns beyond the last repeat the tile's first one and are not written
-  const float* c_before = p.c_initial ? p.c_initial + state * dqk * dhv + column : nullptr;
-  float* c_after = p.c_last + state * dqk * dhv + column;
-  const float* n_before = p.n_initial ? p.n_initial + state * dqk : nullptr;
-  float *n_last = p.n_last + state * dqk, *n_buffers = p.n_buffers + (state * p.tiles + tile) * 2 * dqk;
+  ColumnOfTile<E> part(p, state, tile);
   double m = p.m_initial && threadIdx.x < 2 * kGateTokens ? double(p.m_initial[state]) : 0.0;
-
-  if (head.begin >= head.end) {  // no tokens: the last state is the initial one
-    for (int d = group; inside && d < dqk; d += kGroups) c_after[d * dhv] = c_before ? c_before[d * dhv] : 0.0f;
-    for (int d = group; value_index == 0 && d < dqk; d += kGroups) n_last[d] = n_before ? n_before[d] : 0.0f;
-    if (value_index == 0 && group == 0) p.m_last[state] = float(m);
+  if (head.begin >= head.end) {
+    part.copy_initial_state();
+    if (part.value_index == 0 && part.group == 0) p.m_last[state] = float(m);
     return;
   }
   const Tokens gate = thread_gate(p);
   TokenOutput<E> output(p, head, tile, kAnyTile);
-  const E *q_row = rows<E>(p.q, head).data + head.begin * p.q.stride[2],
-          *k_row = rows<E>(p.k, head).data + head.begin * p.k.stride[2],
-          *v_at = rows<E>(p.v, head).data + head.begin * p.v.stride[2] + column;
+  part.first_token(p, head);
 
   int within = 0;
   for (int64_t t = head.begin; t < head.end; ++t, within = (within + 1) % kGateTokens) {
@@ -52,46 +111,16 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any_shape(const 
     if (within == 0)
       compute_steps(p, gate, head, t, int(head.end - t < kGateTokens ? head.end - t : kGateTokens), m, steps);
     const Precise<E> forget = Precise<E>(steps.factor[0][within]) + steps.forget_rest[within];
-    const Precise<E> input = steps.factor[1][within], value = input * to_float(*v_at);
-    const bool last = t + 1 == head.end;
-    float* n_after = last ? n_last : n_buffers + buffer * dqk;
-    const bool writes_n = lane == 0 && (!last || value_index == 0);
     float h = 0;
     Precise<E> l = 0;
-    for (int d0 = group; d0 < dqk; d0 += kGroups * kAhead) {
-      float c[kAhead] = {};
-      if (c_before) {  // keys beyond the last repeat the last one, to avoid branches
-#pragma unroll
-        for (int a = 0; a < kAhead; ++a) {
-          const int d = d0 + a * kGroups;
-          c[a] = c_before[(d < dqk ? d : dqk - 1) * dhv];
-        }
-      }
-#pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-        const int d = d0 + a * kGroups;
-        if (d < dqk) {
-          const float key = to_float(k_row[d]), query = to_float(q_row[d]);
-          const float n = float(forget * (n_before ? n_before[d] : 0.0f) + input * key);
-          const float x = float(forget * c[a] + key * value);
-          if (writes_n) n_after[d] = n;
-          if (inside) c_after[d * dhv] = x;
-          l += Precise<E>(query) * n;
-          h += query * x;
-        }
-      }
-    }
-    q_row += p.q.stride[2];
-    k_row += p.k.stride[2];
-    v_at += p.v.stride[2];
-    c_before = c_after;
-    n_before = n_after;
-    sums.h[buffer][group][lane] = h;
-    if (lane == 0) sums.l[buffer][group] = l;
+    part.update(forget, steps.factor[1][within], buffer, t + 1 == head.end, h, l);
+    part.next_token(p);
+    sums.h[buffer][part.group][part.lane] = h;
+    if (part.lane == 0) sums.l[buffer][part.group] = l;
     __syncthreads();
-    output.write(p, sums, buffer, kGroups, steps.m[within]);
+    output.write(p, sums, buffer, kKeyGroups, steps.m[within]);
   }
-  if (value_index == 0 && group == 0) p.m_last[state] = float(m);
+  if (part.value_index == 0 && part.group == 0) p.m_last[state] = float(m);
 }
 
 struct CopyStateParams {
