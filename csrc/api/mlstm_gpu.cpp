@@ -5,7 +5,9 @@
 #include "api/entry.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
-#include "mlstm/gpu/kernels.h"
+#include "mlstm/chunkwise/chunkwise_call.h"
+#include "mlstm/gpu/tensor_layout.h"
+#include "mlstm/recurrent/recurrent_call.h"
 
 namespace xlstm {
 namespace {

@@ -12,7 +12,7 @@
 #include "engine/kernels.h"
 #include "engine/launches.h"
 #include "layer/gpu/kernels.h"
-#include "mlstm/gpu/kernels.h"
+#include "mlstm/recurrent/recurrent_call.h"
 
 namespace xlstm::gpu::engine {
 namespace {

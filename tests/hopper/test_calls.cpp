@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "device.h"
-#include "mlstm/gpu/kernels.h"
+#include "mlstm/chunkwise/chunkwise_call.h"
 #include "mlstm_call.h"
 #include "plants.h"
 

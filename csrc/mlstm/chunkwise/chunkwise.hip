@@ -7,13 +7,14 @@
 #include <algorithm>
 
 #include "base/arena.h"
+#include "mlstm/chunkwise/chunkwise_call.h"
 #include "mlstm/chunkwise/gate_gradients.h"
 #include "mlstm/chunkwise/gate_gradients_scan.h"
 #include "mlstm/chunkwise/launch.h"
 #include "mlstm/chunkwise/normalisers.h"
 #include "mlstm/chunkwise/scores.h"
 #include "mlstm/chunkwise/stabilisers.h"
-#include "mlstm/gpu/kernels.h"
+#include "mlstm/gpu/tensor_layout.h"
 
 namespace xlstm::gpu::mlstm {
 namespace {

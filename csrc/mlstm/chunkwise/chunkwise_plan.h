@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "arch/chip.h"
+#include "mlstm/chunkwise/chunk_walk_hopper_shape.h"
 #include "mlstm/chunkwise/chunk_walk_shape.h"
-#include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
 
 namespace xlstm::gpu::mlstm {
 

@@ -2,10 +2,10 @@
 #include <cmath>
 #include <cstdint>
 
-#include "mlstm/chunkwise/launch.h"
-#include "mlstm/gpu/kernels.h"
+#include "arch/launch.h"
 #include "mlstm/recurrent/recurrent.h"
 #include "mlstm/recurrent/recurrent_any_shape.h"
+#include "mlstm/recurrent/recurrent_call.h"
 #include "mlstm/recurrent/recurrent_step.h"
 
 namespace xlstm::gpu::mlstm {

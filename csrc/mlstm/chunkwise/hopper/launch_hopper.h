@@ -3,7 +3,7 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
+#include "mlstm/chunkwise/chunk_walk_hopper_shape.h"
 #include "mlstm/chunkwise/launch.h"
 
 namespace xlstm::gpu::mlstm {

@@ -22,8 +22,8 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
+#include "mlstm/chunkwise/chunk_walk_hopper_shape.h"
 #include "mlstm/chunkwise/gate_factors.h"
-#include "mlstm/chunkwise/hopper/chunk_walk_hopper_shape.h"
 
 namespace xlstm::gpu::mlstm {
 

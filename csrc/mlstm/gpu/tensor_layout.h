@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mLSTM's GPU kernels as the C API calls them. Each function takes a plan, a workspace and a stream and enqueues
-// launches. No function waits, allocates or reads device memory. A launch that fails throws std::runtime_error.
+// How a call's tensors lie in memory: whether kernels can load them by vectors of 16 bytes, or by TMA.
 #pragma once
 
-#include <cstddef>
-
 #include "base/tensors.h"
-#include "mlstm/chunkwise/chunkwise_plan.h"
 
 namespace xlstm::gpu::mlstm {
 
@@ -25,14 +21,5 @@ inline bool has_panels(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm
   return x.dtype == XLSTM_BFLOAT16 && has_forward_strides(x, {in.batch, in.heads, in.length}) &&
          rows_aligned16(x, columns, in);
 }
-
-size_t chunkwise_workspace(const xlstm_mlstm_forward&, const ForwardPlan&);
-void chunkwise(const xlstm_mlstm_forward&, const ForwardPlan&, void* workspace, void* stream);
-
-size_t backward_workspace(const xlstm_mlstm_backward&, const BackwardPlan&);
-void backward(const xlstm_mlstm_backward&, const BackwardPlan&, void* workspace, void* stream);
-
-size_t recurrent_workspace(const xlstm_mlstm_forward&, const Chip&);
-void recurrent(const xlstm_mlstm_forward&, const Chip&, void* workspace, void* stream);
 
 }  // namespace xlstm::gpu::mlstm
