@@ -18,7 +18,7 @@
 #pragma once
 
 #include "arch/nvidia/dependent_launch.h"
-#include "engine/prologue_epilogue.h"
+#include "engine/gpu/prologue_epilogue.h"
 
 namespace xlstm::gpu::engine {
 

@@ -8,9 +8,11 @@
 
 #include "arch/launch.h"
 #include "base/arena.h"
+#include "engine/gemm_cluster/gemm_cluster_launch.h"
+#include "engine/gemm_mma/gemm_mma_launch.h"
 #include "engine/gemv_any_shape.h"
 #include "engine/kernels.h"
-#include "engine/launches.h"
+#include "engine/megakernel/megakernel_launch.h"
 #include "layer/gpu/kernels.h"
 #include "mlstm/recurrent/recurrent_call.h"
 

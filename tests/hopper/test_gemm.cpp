@@ -11,8 +11,9 @@
 
 #include "check.h"
 #include "device.h"
-#include "engine/launches.h"
-#include "engine/weight_formats.h"
+#include "engine/gemm_cluster/gemm_cluster_launch.h"
+#include "engine/gemm_mma/gemm_mma_launch.h"
+#include "engine/gpu/weight_formats.h"
 #include "fault.h"
 #include "numbers.h"
 #include "plants.h"

@@ -2,7 +2,7 @@
 // From a plan to the launch of gemm_cluster_kernel (engine/gemm_cluster/gemm_cluster.h).
 #include "arch/launch.h"
 #include "engine/gemm_cluster/gemm_cluster.h"
-#include "engine/launches.h"
+#include "engine/gemm_cluster/gemm_cluster_launch.h"
 
 namespace xlstm::gpu::engine {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = W x for up to kBatch x's on Hopper, by clusters of thread blocks: for quantised weights, and for bfloat16 weights
-// at batches of 2 to 8. The prologue and the epilogue are those of a decode step (engine/prologue_epilogue.h).
+// at batches of 2 to 8. The prologue and the epilogue are those of a decode step (engine/gpu/prologue_epilogue.h).
 //
 // Maths: y = sum over the cluster's blocks (split-K) of partial sums. For quantised weights a partial sum is of int8
 // products of weights and the digits of x, scaled group by group; for bfloat16 weights, of products with the two
@@ -45,7 +45,7 @@
 #include "arch/nvidia/dependent_launch.h"
 #include "engine/gemm_cluster/gemm_cluster_ring.h"
 #include "engine/gemm_cluster/gemm_cluster_sums.h"
-#include "engine/prologue_epilogue.h"
+#include "engine/gpu/prologue_epilogue.h"
 
 namespace xlstm::gpu::engine {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "engine/gemm_mma/gemm_mma_plan.h"
-#include "engine/params.h"
+#include "engine/gpu/params.h"
 
 namespace xlstm::gpu::engine {
 

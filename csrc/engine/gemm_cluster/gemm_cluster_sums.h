@@ -8,8 +8,8 @@
 #pragma once
 
 #include "engine/gemm_cluster/gemm_cluster_plan.h"
-#include "engine/prologue_epilogue.h"
-#include "engine/weight_formats.h"
+#include "engine/gpu/prologue_epilogue.h"
+#include "engine/gpu/weight_formats.h"
 
 namespace xlstm::gpu::engine {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = W x for up to kBatch x's on matrix units, with the prologue and the epilogue of a decode step
-// (engine/prologue_epilogue.h).
+// (engine/gpu/prologue_epilogue.h).
 //
 // Maths, with x split into two bfloat16, x = upper + lower + e, |e| <= 2^-17 |x|, and sums in float:
 //

@@ -4,7 +4,7 @@
 
 #include "arch/launch.h"
 #include "engine/gemm_mma/gemm_mma.h"
-#include "engine/launches.h"
+#include "engine/gemm_mma/gemm_mma_launch.h"
 
 namespace xlstm::gpu::engine {
 

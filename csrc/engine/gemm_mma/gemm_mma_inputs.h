@@ -3,8 +3,9 @@
 // it (engine/gemm_mma/gemm_mma_shape.h). A thread handles 8 features of a few rows of the batch at a time.
 #pragma once
 
-#include "engine/prologue_epilogue.h"
-#include "engine/weight_formats.h"
+#include "engine/gemm_mma/gemm_mma_shape.h"
+#include "engine/gpu/prologue_epilogue.h"
+#include "engine/gpu/weight_formats.h"
 #include "tile/columns.h"
 
 namespace xlstm::gpu::engine {

@@ -9,10 +9,10 @@
 #pragma once
 
 #include "arch/layouts.h"
+#include "engine/gpu/params.h"
 
 namespace xlstm::gpu::engine {
 
-constexpr int kVec8 = 8;
 constexpr int kStepFeatures = 64;    // of a wave at a time; a group of quantised weights has one or two steps
 constexpr int kChunkFeatures = 256;  // that 32 threads load of one x
 constexpr int kGemmMmaThreads = 256;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "engine/prologue_epilogue.h"
+#include "engine/gpu/prologue_epilogue.h"
 
 namespace xlstm::gpu::engine {
 

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "arch/launch.h"
-#include "engine/launches.h"
 #include "engine/megakernel/megakernel.h"
+#include "engine/megakernel/megakernel_launch.h"
 
 namespace xlstm::gpu::engine {
 namespace {

@@ -78,10 +78,10 @@
 
 #include "arch/hopper/hopper.h"
 #include "engine/gemm_cluster/gemm_cluster_sums.h"
+#include "engine/gpu/prologue_epilogue.h"
 #include "engine/megakernel/mailbox.h"
 #include "engine/megakernel/megakernel_mlstm_step.h"
 #include "engine/megakernel/megakernel_weight_ring.h"
-#include "engine/prologue_epilogue.h"
 
 namespace xlstm::gpu::engine {
 

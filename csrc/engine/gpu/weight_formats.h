@@ -4,7 +4,6 @@
 #pragma once
 
 #include "arch/operands.h"
-#include "engine/gemm_mma/gemm_mma_shape.h"
 #include "xlstm_hip.h"
 
 namespace xlstm::gpu::engine {

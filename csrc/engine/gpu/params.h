@@ -8,9 +8,16 @@
 
 namespace xlstm::gpu::engine {
 
-constexpr int kMaxLinears = 6, kOutputGate = 3,
-              kFirstGate = 4;  // the order of linears in the projections: q, k, v, o, i, f
+// The order of linears in the projections: q, k, v, o, i, f.
+constexpr int kMaxLinears = 6, kOutputGate = 3, kFirstGate = 4;
+constexpr int kVec8 = 8;  // features that a lane loads at a time: 16 bytes of bfloat16
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;
+
+// The formats of weights that matrix units multiply (weight_formats.h).
+struct Bfloat16Weights;
+struct Float16Weights;
+struct ByteWeights;
+struct NibbleWeights;
 
 struct DeviceVector {
   const void* data;

@@ -5,8 +5,7 @@
 
 #include "arch/fragments.h"
 #include "arch/operands.h"
-#include "engine/gemm_mma/gemm_mma_shape.h"
-#include "engine/params.h"
+#include "engine/gpu/params.h"
 
 namespace xlstm::gpu::engine {
 

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper: the launch of a decode step as one persistent kernel. CUDA libraries only.
+#pragma once
+
+#include "arch/runtime.h"
+#include "engine/gpu/params.h"
+#include "engine/megakernel/megakernel_plan.h"
+
+namespace xlstm::gpu::engine {
+
+// The matrix products of one block of the model, in the order in which a step runs them.
+struct BlockGemms {
+  GemmParams projections, output, up, down;
+};
+struct MegakernelCall {
+  const xlstm_decode& model;
+  const BlockGemms* block;
+  const GemmParams& head;
+  float* pending_state;  // n and m of all heads after this token, until every tile has read the old ones
+  float* mailboxes;      // laid out by struct Mailboxes
+};
+template <class Weights>
+void launch_megakernel(const MegakernelPlan&, const MegakernelCall&, Stream);
+
+}  // namespace xlstm::gpu::engine
