@@ -3,6 +3,8 @@
 #include "api/entry.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
+#include "attention/backward/backward_call.h"
+#include "attention/dispatch/forward_call.h"
 #include "attention/gpu/kernels.h"
 
 namespace xlstm {

@@ -4,7 +4,7 @@
 
 #include "arch/devices.h"
 #include "attention/backward/backward_plan.h"
-#include "attention/gpu/kernels.h"
+#include "attention/gpu/tensor_layout.h"
 #include "check.h"
 
 using namespace xlstm;

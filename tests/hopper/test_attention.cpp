@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/backward/backward_params.h"
+#include "attention/forward/forward_params.h"
 #include "attention/gpu/hopper_smem.h"
 #include "check.h"
 #include "device.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention backward on a GPU: chooses the kernels of a call and lays out its workspace.
+#include "attention/backward/backward_call.h"
 #include "attention/backward/backward_params.h"
-#include "attention/gpu/kernels.h"
+#include "attention/gpu/tensor_layout.h"
 #include "base/arena.h"
 
 namespace xlstm::gpu::attention {

@@ -33,6 +33,7 @@
 
 #include <numbers>
 
+#include "attention/backward/backward_params.h"
 #include "attention/gpu/hopper_rows.h"
 
 namespace xlstm::gpu::attention {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "attention/backward/backward_plan.h"
-#include "attention/backward/band.h"
+#include "attention/gpu/band.h"
 #include "attention/gpu/score_rules.h"
-#include "tile/lds_tile.h"
+#include "attention/gpu/token_rows.h"
 
 namespace xlstm::gpu::attention {
 
@@ -46,22 +46,6 @@ XLSTM_DEVICE float* row_stats_of(const BackwardParams& p, const AttentionLayout&
     slot = head * p.slots + (at.first_query + at.index * kStatsPad) / kStatsPad * kStatsPad;
   }
   return global(p.row_stats) + 2 * slot;
-}
-
-template <class E>
-XLSTM_DEVICE TokenRows<E> query_rows(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t features,
-                                     bool aligned16) {
-  return {global(static_cast<const E*>(x.data)) + at.query(x, head, 0), x.stride[2], int(features), aligned16};
-}
-// Offset of the token in slot t: AttentionLayout::key() without pages and without a cache.
-XLSTM_DEVICE int64_t key_offset(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t t) {
-  return (at.in.cu_seqlens_k ? 0 : at.index * x.stride[0]) + (at.first_token + t) * x.stride[2] + head * x.stride[1];
-}
-template <class E>
-XLSTM_DEVICE TokenRows<E> key_rows(const AttentionLayout& at, const xlstm_tensor& x, int64_t head, int64_t features,
-                                   bool aligned16) {
-  return {global(static_cast<const E*>(x.data)) + key_offset(at, x, head, at.first_key), x.stride[2], int(features),
-          aligned16};
 }
 
 // Clears the gradients in slots that hold no key; each block clears its share.

@@ -9,13 +9,11 @@
 #include <stdint.h>
 
 #include "arch/layouts.h"
+#include "attention/gpu/row_stats.h"
 
 namespace xlstm::gpu::attention {
 
-// Row statistics: lse and D of each query, in groups of 16 lse, then 16 D. They exist for full blocks of queries; a
-// block of delta_kernel computes kDeltaRows of them.
-constexpr int kStatsGroup = 16, kStatsPad = 128, kDeltaRows = 64;
-constexpr int row_stats_index(int query) { return query / kStatsGroup * 2 * kStatsGroup + query % kStatsGroup; }
+constexpr int kDeltaRows = 64;  // queries whose row statistics a block of delta_kernel computes
 
 struct BackwardShape {
   int waves_along, waves_across;  // along the tokens that a block owns; across the features of its sums

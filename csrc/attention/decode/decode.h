@@ -18,8 +18,8 @@
 
 #include "arch/operands.h"
 #include "attention/decode/decode_shape.h"
+#include "attention/decode/few_rows.h"
 #include "attention/gpu/epilogue.h"
-#include "attention/gpu/few_rows.h"
 
 namespace xlstm::gpu::attention {
 

@@ -26,9 +26,11 @@
 
 #include <numbers>
 
+#include "attention/forward/forward_params.h"
 #include "attention/gpu/epilogue.h"
 #include "attention/gpu/hopper_rows.h"
 #include "attention/gpu/score_rules.h"
+#include "attention/gpu/token_rows.h"
 
 namespace xlstm::gpu::attention {
 

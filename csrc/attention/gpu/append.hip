@@ -11,6 +11,7 @@
 #include "arch/launch.h"
 #include "attention/append.h"
 #include "attention/gpu/kernels.h"
+#include "attention/gpu/tensor_layout.h"
 #include "tile/vectors.h"
 
 namespace xlstm::gpu::attention {

@@ -4,6 +4,7 @@
 #include "arch/launch.h"
 #include "attention/gpu/combine_parts.h"
 #include "attention/gpu/kernels.h"
+#include "attention/gpu/tensor_layout.h"
 #include "attention/layout.h"
 
 namespace xlstm::gpu::attention {

@@ -15,9 +15,10 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "attention/backward/backward_params.h"
-#include "attention/forward/forward_params.h"
+#include "attention/gpu/band.h"
 #include "attention/gpu/hopper_shape.h"
+#include "attention/gpu/row_stats.h"
+#include "attention/layout.h"
 
 namespace xlstm::gpu::attention {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "attention/gpu/few_rows.h"
+#include "attention/decode/few_rows.h"
 #include "attention/mla/mla_hopper_shape.h"
 
 namespace xlstm::gpu::attention {

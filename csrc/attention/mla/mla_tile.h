@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "arch/operands.h"
-#include "attention/gpu/few_rows.h"
+#include "attention/decode/few_rows.h"
 #include "attention/mla/mla_shape.h"
 
 namespace xlstm::gpu::attention {

@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include "attention/decode/decode_plan.h"
+#include "attention/decode/few_rows.h"
+#include "attention/dispatch/forward_call.h"
 #include "attention/forward/forward_params.h"
-#include "attention/gpu/few_rows.h"
-#include "attention/gpu/kernels.h"
+#include "attention/gpu/tensor_layout.h"
 #include "attention/mla/mla_plan.h"
 
 namespace xlstm::gpu::attention {
