@@ -10,8 +10,6 @@
 namespace xlstm {
 namespace {
 
-using gpu::Chip;
-
 void check_forward(const xlstm_attention_forward& p, bool on_host) {
   check_attention_forward(p, on_host);
   has_gpu_dtype("q", p.in.q.dtype);
@@ -35,10 +33,12 @@ constexpr GpuEntry<xlstm_attention_forward, gpu::attention::ForwardCallPlan> kFo
 constexpr GpuEntry<xlstm_attention_backward, gpu::attention::AttentionBackwardPlan> kBackward = {
     check_backward, gpu::attention::plan_attention_backward_call, gpu::attention::attention_backward_workspace,
     gpu::attention::attention_backward};
-constexpr GpuEntry<xlstm_attention_append, Chip> kAppend = {
-    check_append, kPlanIsChip, gpu::attention::attention_append_workspace, gpu::attention::attention_append};
-constexpr GpuEntry<xlstm_attention_combine, Chip> kCombine = {
-    check_combine, kPlanIsChip, gpu::attention::attention_combine_workspace, gpu::attention::attention_combine};
+constexpr GpuEntry<xlstm_attention_append, NoPlan> kAppend = {
+    check_append, kNoPlan, kNoWorkspace,
+    [](const auto& p, const NoPlan&, void*, void* stream) { gpu::attention::attention_append(p, stream); }};
+constexpr GpuEntry<xlstm_attention_combine, NoPlan> kCombine = {
+    check_combine, kNoPlan, kNoWorkspace,
+    [](const auto& p, const NoPlan&, void*, void* stream) { gpu::attention::attention_combine(p, stream); }};
 
 }  // namespace
 }  // namespace xlstm

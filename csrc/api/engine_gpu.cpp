@@ -10,11 +10,12 @@ namespace {
 
 using gpu::Chip;
 
-constexpr GpuEntry<xlstm_decode, Chip> kStep = {check_decode, kPlanIsChip, gpu::engine::decode_workspace,
-                                                gpu::engine::decode_step};
-constexpr GpuEntry<xlstm_draw, Chip> kDraw = {
-    check_draw, kPlanIsChip, [](const auto&, const Chip&) { return size_t(0); },
-    [](const auto& p, const Chip&, void*, void* stream) { gpu::engine::sample_tokens(p, stream); }};
+// A step's plan is the chip alone: each of its launches has a plan, made of where its tensors lie in the workspace.
+constexpr GpuEntry<xlstm_decode, Chip> kStep = {check_decode, [](const auto&, const Chip& chip) { return chip; },
+                                                gpu::engine::decode_workspace, gpu::engine::decode_step};
+constexpr GpuEntry<xlstm_draw, NoPlan> kDraw = {
+    check_draw, kNoPlan, kNoWorkspace,
+    [](const auto& p, const NoPlan&, void*, void* stream) { gpu::engine::sample_tokens(p, stream); }};
 
 }  // namespace
 }  // namespace xlstm

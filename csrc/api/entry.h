@@ -63,8 +63,10 @@ struct GpuEntry {
   size_t (*workspace_any_layout)(const Params&, const gpu::Chip&) = nullptr;
 };
 
-// The plan of a call whose kernels plan where they launch.
-inline constexpr auto kPlanIsChip = [](const auto&, const gpu::Chip& chip) { return chip; };
+// The plan of a call that is partitioned in the same way on every chip.
+struct NoPlan {};
+inline constexpr auto kNoPlan = [](const auto&, const gpu::Chip&) { return NoPlan{}; };
+inline constexpr auto kNoWorkspace = [](const auto&, const auto&) { return size_t(0); };
 
 template <class Params, class Plan>
 size_t workspace_bytes(const GpuEntry<Params, Plan>& entry, const Params* p) {

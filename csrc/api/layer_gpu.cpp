@@ -8,25 +8,31 @@
 namespace xlstm {
 namespace {
 
-using gpu::Chip;
+using gpu::layer::Groups, gpu::layer::PersistentPlan;
 
-// A call that needs no workspace.
-template <class Params, void (*kCheck)(const Params&, bool), void (*kLaunch)(const Params&, const Chip&, void*)>
-constexpr GpuEntry<Params, Chip> kInPlace = {
-    kCheck, kPlanIsChip, [](const auto&, const Chip&) { return size_t(0); },
-    [](const auto& p, const Chip& chip, void*, void* stream) { kLaunch(p, chip, stream); }};
+constexpr GpuEntry<xlstm_norm_backward, PersistentPlan> kNormBackward = {
+    check_norm_backward, gpu::layer::plan_norm_backward_call, gpu::layer::norm_backward_workspace,
+    gpu::layer::norm_backward};
+constexpr GpuEntry<xlstm_norm_forward, Groups> kNormForward = {
+    check_norm_forward, gpu::layer::plan_norm_forward_call, kNoWorkspace,
+    [](const auto& p, const Groups& plan, void*, void* stream) { gpu::layer::norm_forward(p, plan, stream); }};
+constexpr GpuEntry<xlstm_cross_entropy, PersistentPlan> kCrossEntropyForward = {
+    check_cross_entropy_forward, gpu::layer::plan_cross_entropy_call, kNoWorkspace,
+    [](const auto& p, const PersistentPlan& plan, void*, void* stream) {
+      gpu::layer::cross_entropy_forward(p, plan, stream);
+    }};
 
-constexpr GpuEntry<xlstm_norm_backward, Chip> kNormBackward = {
-    check_norm_backward, kPlanIsChip, gpu::layer::norm_backward_workspace, gpu::layer::norm_backward};
-constexpr auto& kNormForward = kInPlace<xlstm_norm_forward, check_norm_forward, gpu::layer::norm_forward>;
-constexpr auto& kSoftCapForward = kInPlace<xlstm_soft_cap, check_soft_cap_forward, gpu::layer::soft_cap_forward>;
-constexpr auto& kSoftCapBackward = kInPlace<xlstm_soft_cap, check_soft_cap_backward, gpu::layer::soft_cap_backward>;
-constexpr auto& kSwigluForward = kInPlace<xlstm_swiglu, check_swiglu_forward, gpu::layer::swiglu_forward>;
-constexpr auto& kSwigluBackward = kInPlace<xlstm_swiglu, check_swiglu_backward, gpu::layer::swiglu_backward>;
-constexpr auto& kCrossEntropyForward =
-    kInPlace<xlstm_cross_entropy, check_cross_entropy_forward, gpu::layer::cross_entropy_forward>;
+// A call with neither a plan nor a workspace.
+template <class Params, void (*kCheck)(const Params&, bool), void (*kLaunch)(const Params&, void* stream)>
+constexpr GpuEntry<Params, NoPlan> kUnplanned = {
+    kCheck, kNoPlan, kNoWorkspace, [](const auto& p, const NoPlan&, void*, void* stream) { kLaunch(p, stream); }};
+
+constexpr auto& kSoftCapForward = kUnplanned<xlstm_soft_cap, check_soft_cap_forward, gpu::layer::soft_cap_forward>;
+constexpr auto& kSoftCapBackward = kUnplanned<xlstm_soft_cap, check_soft_cap_backward, gpu::layer::soft_cap_backward>;
+constexpr auto& kSwigluForward = kUnplanned<xlstm_swiglu, check_swiglu_forward, gpu::layer::swiglu_forward>;
+constexpr auto& kSwigluBackward = kUnplanned<xlstm_swiglu, check_swiglu_backward, gpu::layer::swiglu_backward>;
 constexpr auto& kCrossEntropyBackward =
-    kInPlace<xlstm_cross_entropy, check_cross_entropy_backward, gpu::layer::cross_entropy_backward>;
+    kUnplanned<xlstm_cross_entropy, check_cross_entropy_backward, gpu::layer::cross_entropy_backward>;
 
 }  // namespace
 }  // namespace xlstm

@@ -75,8 +75,9 @@ constexpr GpuEntry<xlstm_mlstm_backward, BackwardPlan> kBackward = {
     gpu::mlstm::backward_workspace, gpu::mlstm::backward,
     workspace_of_either_schedule<xlstm_mlstm_backward, BackwardPlan, gpu::mlstm::backward_workspace>};
 
-constexpr GpuEntry<xlstm_mlstm_forward, Chip> kRecurrent = {check_forward_on_gpu<check_recurrent>, kPlanIsChip,
-                                                            gpu::mlstm::recurrent_workspace, gpu::mlstm::recurrent};
+constexpr GpuEntry<xlstm_mlstm_forward, gpu::mlstm::RecurrentPlan> kRecurrent = {
+    check_forward_on_gpu<check_recurrent>, gpu::mlstm::plan_recurrent_call,
+    [](const auto& p, const auto&) { return gpu::mlstm::recurrent_workspace(p); }, gpu::mlstm::recurrent};
 
 }  // namespace
 }  // namespace xlstm

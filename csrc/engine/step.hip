@@ -91,7 +91,7 @@ void norm(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, 
   call.in.x = floats(x), call.in.gate = floats(gate);
   call.in.weight = vector(norm.weight), call.in.bias = vector(norm.bias);
   call.y = floats(to);
-  layer::norm_forward(call, chip, stream);
+  layer::norm_forward(call, layer::plan_norm_forward_call(call, chip), stream);
 }
 
 GemmParams gemm_of(const xlstm_decode& p, const float* x, int64_t columns) {
@@ -326,14 +326,14 @@ bool suits_megakernel(const GemmParams& p, Kernel kernel, Input input) {
 size_t decode_workspace(const xlstm_decode& p, const Chip& chip) {
   Arena without_step(nullptr), arena(nullptr);
   const xlstm_mlstm_forward step = mlstm_of(p, p.block[0], Memory(without_step, p, chip, 0));
-  const Memory counted(arena, p, chip, mlstm::recurrent_workspace(step, chip));
+  const Memory counted(arena, p, chip, mlstm::recurrent_workspace(step));
   return arena.used();
 }
 
 void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void* stream_pointer) {
   const Stream stream = static_cast<Stream>(stream_pointer);
   Arena counter(nullptr);
-  const size_t step_bytes = mlstm::recurrent_workspace(mlstm_of(p, p.block[0], Memory(counter, p, chip, 0)), chip);
+  const size_t step_bytes = mlstm::recurrent_workspace(mlstm_of(p, p.block[0], Memory(counter, p, chip, 0)));
   Arena arena(workspace);
   const Memory at(arena, p, chip, step_bytes);
   const int64_t values = p.heads * p.dhv, floats = p.batch * p.dim;
@@ -346,7 +346,8 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
     const xlstm_decode_block& block = p.block[n];
     BlockGemms of = gemms_of(p, block, at);
     run_normed<Output::store>("decode projections", p, block.norm_mlstm, of.projections, at, chip, stream);
-    mlstm::recurrent(mlstm_of(p, block, at), chip, at.step, stream_pointer);
+    const xlstm_mlstm_forward step = mlstm_of(p, block, at);
+    mlstm::recurrent(step, mlstm::plan_recurrent_call(step, chip), at.step, stream_pointer);
     norm(p, block.head_norm, at.h, at.o, values, at.normed, chip, stream);
     of.output.x = at.normed;
     run<Input::plain, Output::add>("decode output", of.output, chip, stream);

@@ -41,7 +41,11 @@ template void launch_walk<Float16, output::dv>(const WalkPlan&, const Chip&, con
 }  // namespace mlstm
 
 namespace layer {
-void norm_forward(const xlstm_norm_forward&, const Chip&, void*) { no_common_schedule(); }
+Groups plan_norm_forward_call(const xlstm_norm_forward&, const Chip&) {
+  no_common_schedule();
+  return {};
+}
+void norm_forward(const xlstm_norm_forward&, const Groups&, void*) { no_common_schedule(); }
 }  // namespace layer
 
 }  // namespace xlstm::gpu

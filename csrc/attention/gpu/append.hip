@@ -82,8 +82,7 @@ void append(const xlstm_attention_append& p, Stream stream) {
 
 }  // namespace
 
-size_t attention_append_workspace(const xlstm_attention_append&, const Chip&) { return 0; }
-void attention_append(const xlstm_attention_append& p, const Chip&, void*, void* stream) {
+void attention_append(const xlstm_attention_append& p, void* stream) {
   const auto on = static_cast<Stream>(stream);
   switch (p.from.dtype) {
     case XLSTM_BFLOAT16:

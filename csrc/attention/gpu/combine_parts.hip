@@ -101,8 +101,7 @@ void combine_forward_parts(const xlstm_attention_forward& p, const ForwardParts&
   }
 }
 
-size_t attention_combine_workspace(const xlstm_attention_combine&, const Chip&) { return 0; }
-void attention_combine(const xlstm_attention_combine& p, const Chip&, void*, void* stream) {
+void attention_combine(const xlstm_attention_combine& p, void* stream) {
   if (p.out.dtype != XLSTM_FLOAT32) throw std::invalid_argument("out: expected float32 on a GPU, as the parts have");
   combine(p, static_cast<Stream>(stream));
 }

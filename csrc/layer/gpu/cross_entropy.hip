@@ -4,14 +4,20 @@
 #include "layer/gpu/launch.h"
 
 namespace xlstm::gpu::layer {
+namespace {
 
 void check_size(const xlstm_cross_entropy& p) {
   if (p.classes > 1 << 30) throw std::runtime_error("cross entropy: more classes than a GPU call takes, 2^30");
 }
 
-void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void* stream) {
+}  // namespace
+
+PersistentPlan plan_cross_entropy_call(const xlstm_cross_entropy& p, const Chip& chip) {
   check_size(p);
-  const PersistentPlan plan = plan_cross_entropy(chip, p.rows, p.classes);
+  return plan_cross_entropy(chip, p.rows, p.classes);
+}
+
+void cross_entropy_forward(const xlstm_cross_entropy& p, const PersistentPlan& plan, void* stream) {
   const CrossEntropyParams params{p, int(plan.slices), Group(plan.lanes)};
   with_kind<false>(p.rows, p.classes, {&p.logits}, [&](auto kind) {
     using K = decltype(kind);
@@ -20,7 +26,7 @@ void cross_entropy_forward(const xlstm_cross_entropy& p, const Chip& chip, void*
   });
 }
 
-void cross_entropy_backward(const xlstm_cross_entropy& call, const Chip&, void* stream) {
+void cross_entropy_backward(const xlstm_cross_entropy& call, void* stream) {
   check_size(call);
   constexpr int64_t kBlock = kClassChunks * kLayerThreads * kChunk;
   const CrossEntropyBackwardParams p{call, unsigned(ceil_div(call.classes, kBlock))};

@@ -27,6 +27,14 @@ void with_norm_kind(const xlstm_norm& in, std::initializer_list<const xlstm_rows
   });
 }
 
+// Calls f(Kind) with the kind of kernel for this call.
+template <class F>
+void with_forward_kind(const xlstm_norm_forward& call, F&& f) {
+  const xlstm_norm& in = call.in;
+  const auto tensors = {&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y};
+  const auto chunks = []<class E, bool kAligned>(Kind<E, kAligned>) { return kForwardChunks<E, kAligned>; };
+  with_norm_kind(in, tensors, chunks, f);
+}
 // Calls f(kernel) with the kernel for this call.
 template <class F>
 void with_backward(const xlstm_norm_backward& call, F&& f) {
@@ -47,15 +55,12 @@ void with_backward(const xlstm_norm_backward& call, F&& f) {
 }
 
 struct Workspace {
-  PersistentPlan plan;
   int64_t slices, width;
   float *dweight, *dbias;
   size_t used;
 
-  Workspace(const xlstm_norm_backward& p, const Chip& chip, void* workspace) {
-    plan = plan_norm_backward(chip, p.in.rows, p.in.heads, p.in.features);
-    slices = plan.slices;
-    width = p.in.heads * p.in.features;
+  Workspace(const xlstm_norm_backward& p, const PersistentPlan& plan, void* workspace)
+      : slices(plan.slices), width(p.in.heads * p.in.features) {
     Arena arena(workspace);
     dweight = p.dweight.data ? arena.take<float>(slices * width) : nullptr;
     dbias = p.dbias.data ? arena.take<float>(slices * width) : nullptr;
@@ -72,37 +77,43 @@ void sum_slices_into(const float* from, const Workspace& space, const xlstm_rows
 
 }  // namespace
 
-void norm_forward(const xlstm_norm_forward& call, const Chip& chip, void* stream) {
+Groups plan_norm_forward_call(const xlstm_norm_forward& call, const Chip& chip) {
   const xlstm_norm& in = call.in;
   check_size(in);
-  const auto tensors = {&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y};
-  const auto chunks = []<class E, bool kAligned>(Kind<E, kAligned>) { return kForwardChunks<E, kAligned>; };
-  with_norm_kind(in, tensors, chunks, [&](auto kind) {
-    using E = typename decltype(kind)::Element;
-    constexpr bool kAligned = decltype(kind)::kAligned;
-    const Groups groups = plan_norm(chip, in.rows, in.heads, in.features, kForwardChunks<E, kAligned>);
-    const NormForwardParams p{call, dtypes_of(in), int(in.rows * in.heads), Group(groups.lanes)};
-    const Grid grid{groups.blocks, groups.threads, 0, chip.hopper};
+  Groups groups{};
+  with_forward_kind(call, [&]<class E, bool kAligned>(Kind<E, kAligned>) {
+    groups = plan_norm(chip, in.rows, in.heads, in.features, kForwardChunks<E, kAligned>);
+  });
+  return groups;
+}
+
+void norm_forward(const xlstm_norm_forward& call, const Groups& groups, void* stream) {
+  const xlstm_norm& in = call.in;
+  const NormForwardParams p{call, dtypes_of(in), int(in.rows * in.heads), Group(groups.lanes)};
+  const Grid grid{groups.blocks, groups.threads, 0, groups.early_launch};
+  with_forward_kind(call, [&]<class E, bool kAligned>(Kind<E, kAligned>) {
     launch("norm", norm_forward_rows<E, kAligned>, grid, static_cast<Stream>(stream), p);
   });
 }
 
-size_t norm_backward_workspace(const xlstm_norm_backward& p, const Chip& chip) {
-  return Workspace(p, chip, nullptr).used;
+PersistentPlan plan_norm_backward_call(const xlstm_norm_backward& call, const Chip& chip) {
+  check_size(call.in);
+  return plan_norm_backward(chip, call.in.rows, call.in.heads, call.in.features);
 }
 
-void norm_backward(const xlstm_norm_backward& call, const Chip& chip, void* workspace, void* stream) {
-  const xlstm_norm& in = call.in;
-  check_size(in);
+size_t norm_backward_workspace(const xlstm_norm_backward& p, const PersistentPlan& plan) {
+  return Workspace(p, plan, nullptr).used;
+}
+
+void norm_backward(const xlstm_norm_backward& call, const PersistentPlan& plan, void* workspace, void* stream) {
+  const Workspace space(call, plan, workspace);
+  const int slices = int(plan.slices), items = slices * int(call.in.heads);
+  const NormBackwardParams p{call, items, slices, Group(plan.lanes), space.dweight, space.dbias};
   with_backward(call, [&](auto kernel) {
-    const Workspace space(call, chip, workspace);
-    const PersistentPlan& plan = space.plan;
-    const int slices = int(plan.slices), items = slices * int(in.heads);
-    const NormBackwardParams p{call, items, slices, Group(plan.lanes), space.dweight, space.dbias};
     launch("norm, backward", kernel, {plan.blocks, plan.threads, 0}, static_cast<Stream>(stream), p);
-    sum_slices_into(space.dweight, space, call.dweight, static_cast<Stream>(stream));
-    sum_slices_into(space.dbias, space, call.dbias, static_cast<Stream>(stream));
   });
+  sum_slices_into(space.dweight, space, call.dweight, static_cast<Stream>(stream));
+  sum_slices_into(space.dbias, space, call.dbias, static_cast<Stream>(stream));
 }
 
 }  // namespace xlstm::gpu::layer

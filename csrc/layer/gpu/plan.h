@@ -63,11 +63,12 @@ constexpr PersistentPlan plan_persistent(const Chip& chip, int64_t rows, int64_t
 struct Groups {
   int lanes, threads;
   int64_t blocks;
+  bool early_launch;  // by programmatic dependent launch (arch/nvidia/dependent_launch.h)
 };
 constexpr Groups plan_norm(const Chip& chip, int64_t rows, int64_t heads, int64_t features, int chunks) {
   const int lanes = norm_lanes(features, chunks), threads = group_threads(chip, lanes),
             groups_per_block = threads / lanes;
-  return {lanes, threads, ceil_div(rows * heads, groups_per_block)};
+  return {lanes, threads, ceil_div(rows * heads, groups_per_block), chip.hopper};
 }
 // Each slice stores its sums of gradients in memory, so a slice has at least eight rows.
 constexpr PersistentPlan plan_norm_backward(const Chip& chip, int64_t rows, int64_t heads, int64_t features) {

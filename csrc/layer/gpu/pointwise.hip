@@ -34,16 +34,16 @@ void run(const char* name, const typename Op::Params& of_rows, std::initializer_
 
 }  // namespace
 
-void soft_cap_forward(const xlstm_soft_cap& p, const Chip&, void* stream) {
+void soft_cap_forward(const xlstm_soft_cap& p, void* stream) {
   run<SoftCapForward, false>("soft cap", p, {&p.x, &p.y}, stream);
 }
-void soft_cap_backward(const xlstm_soft_cap& p, const Chip&, void* stream) {
+void soft_cap_backward(const xlstm_soft_cap& p, void* stream) {
   run<SoftCapBackward, false>("soft cap, backward", p, {&p.x, &p.dy, &p.dx}, stream);
 }
-void swiglu_forward(const xlstm_swiglu& p, const Chip&, void* stream) {
+void swiglu_forward(const xlstm_swiglu& p, void* stream) {
   run<SwigluForward, true>("swiglu", p, {&p.gate, &p.up, &p.y}, stream);
 }
-void swiglu_backward(const xlstm_swiglu& p, const Chip&, void* stream) {
+void swiglu_backward(const xlstm_swiglu& p, void* stream) {
   run<SwigluBackward, true>("swiglu, backward", p, {&p.gate, &p.up, &p.dy, &p.dgate, &p.dup}, stream);
 }
 

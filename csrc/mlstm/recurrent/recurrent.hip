@@ -22,17 +22,8 @@ Tokens tokens(const xlstm_tensor& x, const xlstm_mlstm& in, int64_t columns) {
   return t;
 }
 
-RecurrentPlan plan_of(const xlstm_mlstm_forward& p, const Chip& chip) {
-  const xlstm_mlstm& in = p.in;
-  const bool aligned16 = in.dqk % kRecurrentRows == 0 && in.dhv % kRecurrentColumns == 0 &&
-                         tokens(in.q, in, in.dqk).is_aligned16 && tokens(in.k, in, in.dqk).is_aligned16 &&
-                         tokens(in.v, in, in.dhv).is_aligned16 && is_aligned(in.c_initial) &&
-                         is_aligned(in.n_initial) && is_aligned(p.c_last) && is_aligned(p.n_last);
-  return plan_recurrent(heads_of(in), in.dqk, in.dhv, aligned16, chip, in.step_columns);
-}
-
 // Workspace, in floats: n and m before they are copied in place, and n from token to token. The size is enough for
-// either kernel, because it must not depend on the tensors' addresses.
+// either kernel.
 struct Memory {
   float *n_and_m, *n_buffers;
   size_t used;
@@ -46,25 +37,39 @@ struct Memory {
 };
 
 template <class E, int kColumns>
-void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
+void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
   const bool one_token = p.where.length == 1 && !p.where.cu_seqlens;
   const auto kernel = one_token ? recurrent_step<E, kColumns> : recurrent_tokens<E, kColumns>;
-  launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0, early}, stream, p);
+  launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0, plan.early_launch}, stream, p);
 }
 
 template <class E>
-void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, bool early, Stream stream) {
+void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
   if (!plan.in_registers)
     launch("recurrent mLSTM", recurrent_tokens_any_shape<E>, {plan.blocks, int(plan.threads), 0}, stream, p);
   else if (plan.columns == 32)
-    launch_columns<E, 32>(p, plan, early, stream);
+    launch_columns<E, 32>(p, plan, stream);
   else if (plan.columns == 16)
-    launch_columns<E, 16>(p, plan, early, stream);
+    launch_columns<E, 16>(p, plan, stream);
   else
-    launch_columns<E, 8>(p, plan, early, stream);
+    launch_columns<E, 8>(p, plan, stream);
 }
 
-void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early, void* workspace, Stream stream) {
+}  // namespace
+
+RecurrentPlan plan_recurrent_call(const xlstm_mlstm_forward& p, const Chip& chip) {
+  const xlstm_mlstm& in = p.in;
+  const bool aligned16 = in.dqk % kRecurrentRows == 0 && in.dhv % kRecurrentColumns == 0 &&
+                         tokens(in.q, in, in.dqk).is_aligned16 && tokens(in.k, in, in.dqk).is_aligned16 &&
+                         tokens(in.v, in, in.dhv).is_aligned16 && is_aligned(in.c_initial) &&
+                         is_aligned(in.n_initial) && is_aligned(p.c_last) && is_aligned(p.n_last);
+  return plan_recurrent(heads_of(in), in.dqk, in.dhv, aligned16, chip, in.step_columns);
+}
+
+size_t recurrent_workspace(const xlstm_mlstm_forward& p) { return Memory(p.in, nullptr).used; }
+
+void recurrent(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void* workspace, void* stream_pointer) {
+  const Stream stream = static_cast<Stream>(stream_pointer);
   const xlstm_mlstm& in = call.in;
   const Memory memory(in, workspace);
   const int64_t heads = heads_of(in), n_size = heads * in.dqk;
@@ -98,27 +103,19 @@ void run(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, bool early,
   p.gate_soft_cap = in.gate_soft_cap;
   switch (in.q.dtype) {
     case XLSTM_BFLOAT16:
-      launch_element<BFloat16>(p, plan, early, stream);
+      launch_element<BFloat16>(p, plan, stream);
       break;
     case XLSTM_FLOAT16:
-      launch_element<Float16>(p, plan, early, stream);
+      launch_element<Float16>(p, plan, stream);
       break;
     default:
-      launch_element<float>(p, plan, early, stream);
+      launch_element<float>(p, plan, stream);
   }
   if (!in_place) return;
   const CopyStateParams s{memory.n_and_m, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,
                           n_size + heads};
   launch("recurrent mLSTM, n and m in place", copy_n_and_m<0>,
-         {ceil_div(s.size, kCopyStateThreads), kCopyStateThreads, 0, early}, stream, s);
-}
-
-}  // namespace
-
-size_t recurrent_workspace(const xlstm_mlstm_forward& p, const Chip&) { return Memory(p.in, nullptr).used; }
-
-void recurrent(const xlstm_mlstm_forward& p, const Chip& chip, void* workspace, void* stream) {
-  run(p, plan_of(p, chip), chip.hopper, workspace, static_cast<Stream>(stream));
+         {ceil_div(s.size, kCopyStateThreads), kCopyStateThreads, 0, plan.early_launch}, stream, s);
 }
 
 }  // namespace xlstm::gpu::mlstm

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 
-#include "arch/chip.h"
+#include "mlstm/recurrent/recurrent_plan.h"
 #include "xlstm_hip.h"
 
 namespace xlstm::gpu::mlstm {
 
-size_t recurrent_workspace(const xlstm_mlstm_forward&, const Chip&);
-void recurrent(const xlstm_mlstm_forward&, const Chip&, void* workspace, void* stream);
+RecurrentPlan plan_recurrent_call(const xlstm_mlstm_forward&, const Chip&);
+// Enough for every plan of the call, since a plan depends on where the tensors lie.
+size_t recurrent_workspace(const xlstm_mlstm_forward&);
+void recurrent(const xlstm_mlstm_forward&, const RecurrentPlan&, void* workspace, void* stream);
 
 }  // namespace xlstm::gpu::mlstm

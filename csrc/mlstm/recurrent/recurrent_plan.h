@@ -27,11 +27,12 @@ struct RecurrentPlan {
   int threads;            // threads of a block, a multiple of the wave
   int interleaved_heads;  // heads whose blocks alternate in the grid
   int64_t blocks;
+  bool early_launch;  // by programmatic dependent launch (arch/nvidia/dependent_launch.h)
 };
 
 // A plan with `columns` of C in a block, in registers.
-inline RecurrentPlan plan_recurrent(int columns, int64_t heads, int64_t dqk, int64_t dhv, Family family) {
-  const int wave = wave_size(family);
+inline RecurrentPlan plan_recurrent(int columns, int64_t heads, int64_t dqk, int64_t dhv, const Chip& chip) {
+  const int wave = wave_size(chip.family);
   const int64_t threads = ceil_div(ceil_div(dqk, kRecurrentRows) * (columns / kRecurrentColumns), wave) * wave;
   RecurrentPlan p{};
   p.in_registers = threads <= kMaxRecurrentThreads;
@@ -40,8 +41,9 @@ inline RecurrentPlan plan_recurrent(int columns, int64_t heads, int64_t dqk, int
   p.threads = p.in_registers ? int(threads) : kAnyThreads;
   // MI300X distributes blocks round-robin over its eight dies. With eight interleaved heads, a head's tiles, which
   // share cache lines of C and all of q, k and n, use one L2.
-  p.interleaved_heads = family == Family::cdna ? 8 : 1;
+  p.interleaved_heads = chip.family == Family::cdna ? 8 : 1;
   p.blocks = ceil_div(heads, p.interleaved_heads) * p.interleaved_heads * p.tiles;
+  p.early_launch = chip.hopper;
   return p;
 }
 
@@ -54,7 +56,7 @@ inline RecurrentPlan plan_recurrent(int64_t heads, int64_t dqk, int64_t dhv, boo
   RecurrentPlan best{};
   for (const int columns : kRecurrentTiles) {
     if (requested && requested != columns) continue;
-    const RecurrentPlan p = plan_recurrent(columns, heads, dqk, dhv, chip.family);
+    const RecurrentPlan p = plan_recurrent(columns, heads, dqk, dhv, chip);
     if (!aligned16 || !p.in_registers) continue;
     best = p;
     if (heads * p.tiles >= chip.compute_units) break;
@@ -63,7 +65,7 @@ inline RecurrentPlan plan_recurrent(int64_t heads, int64_t dqk, int64_t dhv, boo
   if (requested && (aligned16 || std::ranges::find(kRecurrentTiles, requested) == std::end(kRecurrentTiles)))
     throw std::invalid_argument("step_columns: no kernel for " + std::to_string(requested) +
                                 " columns of these head dims on this GPU");
-  best = plan_recurrent(kAnyTile, heads, dqk, dhv, chip.family);
+  best = plan_recurrent(kAnyTile, heads, dqk, dhv, chip);
   best.in_registers = false;
   best.threads = kAnyThreads;
   return best;
