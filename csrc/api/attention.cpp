@@ -2,27 +2,14 @@
 // The attention calls of the C API on a CPU.
 #include "api/attention.h"
 
+#include "api/cpu_kernels.h"
 #include "api/entry.h"
-#include "arch/cpu/isa.h"
 #include "attention/cpu/kernel_table.h"
 
 namespace xlstm {
-
-#define XLSTM_DECLARE_TABLE(isa)                      \
-  namespace isa::attention {                          \
-  extern const AttentionCpuKernels attention_kernels; \
-  }
-XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
-#undef XLSTM_DECLARE_TABLE
-
 namespace {
 
-const AttentionCpuKernels& kernels() {
-#define XLSTM_TABLE(isa) &isa::attention::attention_kernels,
-  static const AttentionCpuKernels* const tables[] = {XLSTM_FOR_EACH_ISA(XLSTM_TABLE)};
-#undef XLSTM_TABLE
-  return *tables[int(cpu_isa())];
-}
+const AttentionCpuKernels& kernels() { return cpu_kernels().attention; }
 
 AttentionShape shape_of(const xlstm_attention& in, bool wants_probs) {
   return {in.batch,   in.heads_k, in.length_q * (in.heads_q / in.heads_k), in.length_k, attention_panel(in.q.dtype),

@@ -1,26 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of the decode engine on a CPU.
+#include "api/cpu_kernels.h"
 #include "api/entry.h"
-#include "arch/cpu/isa.h"
 #include "engine/cpu/kernel_table.h"
 
 namespace xlstm {
-
-#define XLSTM_DECLARE_TABLE(isa)                \
-  namespace isa::engine {                       \
-  extern const DecodeCpuKernels decode_kernels; \
-  }
-XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
-#undef XLSTM_DECLARE_TABLE
-
 namespace {
 
-const DecodeCpuKernels& kernels() {
-#define XLSTM_TABLE(isa) &isa::engine::decode_kernels,
-  static const DecodeCpuKernels* const tables[] = {XLSTM_FOR_EACH_ISA(XLSTM_TABLE)};
-#undef XLSTM_TABLE
-  return *tables[int(cpu_isa())];
-}
+const DecodeCpuKernels& kernels() { return cpu_kernels().engine; }
 
 int64_t bytes_of(const xlstm_linear& w) {
   const int64_t bits = w.bits ? w.bits : w.dtype == XLSTM_FLOAT32 ? 32 : 16;

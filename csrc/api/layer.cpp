@@ -1,26 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layer calls of the C API on a CPU.
+#include "api/cpu_kernels.h"
 #include "api/entry.h"
-#include "arch/cpu/isa.h"
 #include "layer/cpu/kernel_table.h"
 
 namespace xlstm {
-
-#define XLSTM_DECLARE_TABLE(isa)              \
-  namespace isa::layer {                      \
-  extern const LayerCpuKernels layer_kernels; \
-  }
-XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
-#undef XLSTM_DECLARE_TABLE
-
 namespace {
 
-const LayerCpuKernels& kernels() {
-#define XLSTM_TABLE(isa) &isa::layer::layer_kernels,
-  static const LayerCpuKernels* const tables[] = {XLSTM_FOR_EACH_ISA(XLSTM_TABLE)};
-#undef XLSTM_TABLE
-  return *tables[int(cpu_isa())];
-}
+const LayerCpuKernels& kernels() { return cpu_kernels().layer; }
 
 // A call that needs no workspace.
 template <class Params, void (*kCheck)(const Params&, bool),

@@ -2,27 +2,15 @@
 // The mLSTM calls of the C API on a CPU.
 #include <algorithm>
 
+#include "api/cpu_kernels.h"
 #include "api/entry.h"
 #include "arch/cpu/isa.h"
 #include "mlstm/cpu/kernel_table.h"
 
 namespace xlstm {
-
-#define XLSTM_DECLARE_TABLE(isa)              \
-  namespace isa::mlstm {                      \
-  extern const MlstmCpuKernels mlstm_kernels; \
-  }
-XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLE)
-#undef XLSTM_DECLARE_TABLE
-
 namespace {
 
-const MlstmCpuKernels& kernels() {
-#define XLSTM_TABLE(isa) &isa::mlstm::mlstm_kernels,
-  static const MlstmCpuKernels* const tables[] = {XLSTM_FOR_EACH_ISA(XLSTM_TABLE)};
-#undef XLSTM_TABLE
-  return *tables[int(cpu_isa())];
-}
+const MlstmCpuKernels& kernels() { return cpu_kernels().mlstm; }
 
 MlstmCpuPlan plan(const xlstm_mlstm& in, int32_t threads) {
   int64_t longest = in.cu_seqlens ? 0 : in.length;
