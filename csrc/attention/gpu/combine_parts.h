@@ -117,14 +117,7 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
   const float factor = weight_sum == 0 ? 0.0f : sink.factor / weight_sum;
 #pragma unroll
   for (int j = 0; j < 4; ++j) sum[j] *= factor;
-  E* to = out + row.out + column;
-  if (p.is_aligned16) {
-    store_elements(to, sum);
-  } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (column + j < p.dv) to[j] = from_float<E>(sum[j]);
-  }
+  store_run(out + row.out, column, p.dv, p.is_aligned16, sum);
   if (column == 0) lse[row.lse] = sink.lse;
 }
 

@@ -1,38 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of the kernels that compute attention's out (forward, decode, MLA): the lse of a row and the factor of
 // its out, with the head's sink; where both are stored: in the call's tensors, or with split-KV in the workspace's
-// parts; and the store of consecutive elements of a row.
+// parts.
 #pragma once
 
 #include "attention/combine.h"
 #include "attention/gpu/combine_parts.h"
 #include "attention/layout.h"
+#include "tile/vectors.h"
 
 namespace xlstm::gpu::attention {
-
-// Stores n consecutive elements of a row of `columns`, from `column` on. aligned: the row begins at a multiple of the
-// vector that the elements form, 16 bytes at most.
-template <class T, int n>
-XLSTM_DEVICE void store_run(T* row, int column, int columns, bool aligned, const float (&value)[n]) {
-  constexpr int kWords = n * int(sizeof(T)) / 4;
-  if (aligned && column + n <= columns) {
-    struct alignas(kWords < 4 ? kWords * 4 : 16) Run {
-      uint32_t word[kWords];
-    } run;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if constexpr (sizeof(T) == 4)
-        run.word[w] = as_bits(value[w]);
-      else
-        run.word[w] = pack_exact(T{}, value[2 * w], value[2 * w + 1]);
-    }
-    *reinterpret_cast<Run*>(row + column) = run;
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < n; ++j)
-    if (column + j < columns) row[column + j] = from_float<T>(value[j]);
-}
 
 // E: the elements of out. kSplits: the kernel may have split-KV.
 template <class E, class Params, bool kSplits = true>

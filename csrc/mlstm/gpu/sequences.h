@@ -5,6 +5,7 @@
 #include "mlstm/gpu/params.h"
 #include "mlstm/recurrence.h"
 #include "tile/lds_tile.h"
+#include "tile/vectors.h"
 
 namespace xlstm::gpu::mlstm {
 
@@ -126,28 +127,7 @@ XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
 
 template <class E, int n>
 XLSTM_DEVICE void store_vec16(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
-  if (column >= rows.columns) return;
-  E* to = const_cast<E*>(rows.data) + token * rows.stride + column;
-  Vec16 p;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    if constexpr (sizeof(E) == 4)
-      p.word[w] = as_bits(value[w]);
-    else
-      p.word[w] = pack_exact(E{}, value[2 * w], value[2 * w + 1]);
-  }
-  if (rows.is_aligned16) {
-    *reinterpret_cast<Vec16*>(to) = p;
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < n; ++j) {
-    if (column + j >= rows.columns) return;
-    if constexpr (sizeof(E) == 4)
-      to[j] = as_float(p.word[j]);
-    else
-      to[j] = E{uint16_t(p.word[j / 2] >> (16 * (j % 2)))};
-  }
+  store_run(const_cast<E*>(rows.data) + token * rows.stride, column, rows.columns, rows.is_aligned16, value);
 }
 
 // A gate is one number a token, in q's dtype or in float.
