@@ -20,7 +20,8 @@ struct Chip {
 // The family, from HIP's or CUDA's name of the arch: "gfx942:sramecc+", "sm_90". Chips of AMD's gfx9 have waves of 64.
 inline Family family_of(const std::string& arch) {
   if (arch.rfind("sm_", 0) == 0) return Family::nvidia;
-  return arch.rfind("gfx9", 0) == 0 ? Family::cdna : Family::rdna;
+  if (arch.rfind("gfx9", 0) == 0) return Family::cdna;
+  return arch.rfind("gfx12", 0) == 0 ? Family::rdna4 : Family::rdna;
 }
 
 inline Chip chip_of(const DeviceFacts& device) {

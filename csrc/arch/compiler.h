@@ -41,8 +41,10 @@ constexpr bool kHasHopperKernels = false;
 constexpr Family kFamily = Family::nvidia;
 #elif defined(__GFX11__)
 constexpr Family kFamily = Family::rdna;
+#elif defined(__gfx1200__) || defined(__gfx1201__) || defined(__gfx12_generic__)
+constexpr Family kFamily = Family::rdna4;
 #elif defined(__HIP_DEVICE_COMPILE__) && !defined(__GFX9__)
-#error "no kernels for this AMD chip: they are for gfx9 and gfx11; gfx12's WMMA has other layouts, gfx10 has none"
+#error "no kernels for this AMD chip: they are for gfx9, gfx11, gfx1200 and gfx1201; gfx10 has no matrix instructions"
 #else
 constexpr Family kFamily = Family::cdna;
 #endif

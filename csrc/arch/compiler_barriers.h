@@ -114,7 +114,9 @@ XLSTM_DEVICE void load_barrier() {
 
 // Waits until the data of all LDS reads has arrived; for use before a barrier, where nothing else waits for the reads.
 XLSTM_DEVICE void wait_lds_reads() {
-#if !defined(__CUDACC__)
+#if defined(__GFX12__)
+  asm volatile("s_wait_dscnt 0x0" ::: "memory");
+#elif !defined(__CUDACC__)
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
 #endif
 }

@@ -5,10 +5,10 @@
 // of a wave, and every matrix product is of this form:
 //     multiply(strip, stream operand, chain operand)      strip[s][c] += sum_k stream[s][k] chain[k][c]
 // An accumulated strip becomes the chain operand of the next product (its rows are then k) without leaving the
-// registers. This decides which side of the instruction each operand takes. On CDNA the layout of an accumulator's rows
-// is the layout of the B operand's k. On NVIDIA it is the layout of the A operand's k, so there all products are
-// transposed. On RDNA3 the halves of a wave exchange registers. arch/layouts.h defines the layouts as constexpr maps
-// (lane, register) -> (row, column), which tests/cpp check on the CPU.
+// registers. This decides which side of the instruction each operand takes. On CDNA and RDNA4 the layout of an
+// accumulator's rows is the layout of the B operand's k. On NVIDIA it is the layout of the A operand's k, so there all
+// products are transposed. On RDNA3 the halves of a wave exchange registers. arch/layouts.h defines the layouts as
+// constexpr maps (lane, register) -> (row, column), which tests/cpp check on the CPU.
 #pragma once
 
 #include "arch/compiler_barriers.h"
@@ -118,7 +118,7 @@ struct Strip {
 
 #if defined(__CUDACC__)
 #include "arch/nvidia/mma.h"
-#elif defined(__GFX11__)
+#elif defined(__GFX11__) || defined(__GFX12__)
 #include "arch/amd/rdna.h"
 #else
 #include "arch/amd/cdna.h"

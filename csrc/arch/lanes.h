@@ -37,7 +37,7 @@ XLSTM_DEVICE int uniform(int x) {
 XLSTM_DEVICE bool any_lane(bool x) {
 #if defined(__CUDACC__)
   return __any_sync(~0u, x);
-#elif defined(__GFX11__)
+#elif defined(__GFX11__) || defined(__GFX12__)
   return __builtin_amdgcn_ballot_w32(x) != 0;
 #else
   return __builtin_amdgcn_ballot_w64(x) != 0;

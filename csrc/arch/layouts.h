@@ -6,7 +6,10 @@
 
 namespace xlstm::gpu {
 
-enum class Family { nvidia, cdna, rdna };
+enum class Family { nvidia, cdna, rdna, rdna4 };  // rdna: RDNA3
+
+// WMMA in waves of 32, with 256 registers a lane that products share with other instructions.
+constexpr bool is_rdna(Family f) { return f == Family::rdna || f == Family::rdna4; }
 
 constexpr int wave_size(Family f) { return f == Family::cdna ? 64 : 32; }
 
@@ -28,10 +31,15 @@ constexpr StripPosition strip_position(Family f, int element_bytes, int lane, in
   if (f == Family::nvidia)  // two m16n8 accumulators side by side, transposed
     return {8 * (r / 4) + 2 * (lane % 4) + r % 2, lane / 4 + 8 * ((r / 2) % 2)};
   if (f == Family::rdna) return {2 * r + lane / 16, lane % 16};
-  if (element_bytes == 4) return {4 * (lane / 16) + r, lane % 16};
-  // Two 16x16 accumulators: their rows alternate in groups of four, so that a lane has 8 consecutive rows.
+  if (f == Family::cdna && element_bytes == 4) return {4 * (lane / 16) + r, lane % 16};
+  // Two 16x16 accumulators on CDNA: their rows alternate in groups of four, so that a lane has 8 consecutive rows, as
+  // it has of RDNA4's one accumulator.
   return {8 * (lane / 16) + r, lane % 16};
 }
+
+// The registers of a WMMA operand of 2-byte elements, two k each: both halves of an RDNA3 wave have all 16 k, each half
+// of an RDNA4 wave has 8.
+constexpr int wmma_words(Family f) { return f == Family::rdna ? 8 : 4; }
 
 // A lane's registers of a strip belong to lane_columns() columns, one or two. Register r belongs to the lane's column
 // lane_column(), and the lane's column j is the strip's column column_position(). The lanes that hold the other rows of
@@ -44,7 +52,7 @@ constexpr int row_lanes(Family f) { return f == Family::nvidia ? 3 : f == Family
 // The number of a lane's registers, from the first on, that belong to one column and to rows of the same group of
 // eight.
 constexpr int eight_registers(Family f, int element_bytes) {
-  return f == Family::nvidia ? 2 : f == Family::cdna && element_bytes == 2 ? 8 : 4;
+  return f == Family::nvidia ? 2 : f == Family::rdna4 || (f == Family::cdna && element_bytes == 2) ? 8 : 4;
 }
 
 // The row in a group of 32 rows that is row i of accumulator j: the same alternation, for loading stream operands.
@@ -105,9 +113,10 @@ constexpr int two_way_vec16(Family f, int row, int vec16) {
 
 // Features are k: operands are built from one unit of features at a time, in an order of k that the stream and the
 // chain side share.
-constexpr int unit_features(Family f, int element_bytes) { return element_bytes == 2 && f != Family::rdna ? 32 : 16; }
+constexpr int unit_features(Family f, int element_bytes) { return element_bytes == 2 && !is_rdna(f) ? 32 : 16; }
 constexpr int stream_vec16s(Family f, int element_bytes) {  // of a unit in each lane
-  return f == Family::rdna ? element_bytes : f == Family::nvidia || element_bytes == 2 ? 2 : 1;
+  if (is_rdna(f)) return element_bytes / (f == Family::rdna4 ? 2 : 1);
+  return f == Family::nvidia || element_bytes == 2 ? 2 : 1;
 }
 constexpr int chain_vec16s(Family f, int element_bytes) {
   return f == Family::cdna ? 1 : stream_vec16s(f, element_bytes);
@@ -121,6 +130,7 @@ constexpr Vec16Position stream_vec16(Family f, int element_bytes, int lane, int 
   const int n = 16 / element_bytes;
   if (f == Family::nvidia) return {lane / 4 + 8 * p, lane % 4 * n};
   if (f == Family::rdna) return {lane % 16, p * n};
+  if (f == Family::rdna4) return {lane % 16, lane / 16 * 8 + p * n};
   return {element_bytes == 2 ? interleaved_row(lane % 16, p) : lane % 16, lane / 16 * n};
 }
 constexpr Vec16Position chain_vec16(Family f, int element_bytes, int lane, int p) {
@@ -144,36 +154,38 @@ constexpr int transposed_strips(Family f, int element_bytes) {
   return transposed_features(f, element_bytes) / strip_step(f, element_bytes);
 }
 constexpr int transposed_vec16s(Family f, int element_bytes) {  // of a block in each lane
-  return f == Family::nvidia ? 4 : f == Family::rdna ? 16 : 16 / element_bytes;
+  if (is_rdna(f)) return f == Family::rdna4 ? 8 : 16;
+  return f == Family::nvidia ? 4 : 16 / element_bytes;
 }
 constexpr Vec16Position transposed_vec16(Family f, int element_bytes, int lane, int p) {
   const int n = transposed_elements(f, element_bytes);
   if (f == Family::nvidia) return {2 * (lane % 4) + p % 2 + 8 * (p / 2), lane / 4 * n};
   if (f == Family::rdna) return {p, lane % 16 * n};
-  return {lane / 16 * (16 / element_bytes) + p, lane % 16 * n};
+  return {lane / 16 * transposed_vec16s(f, element_bytes) + p, lane % 16 * n};
 }
 // The feature of the block that row s of strip t is.
 constexpr int transposed_feature(Family f, int element_bytes, int t, int s) {
   const int n = transposed_elements(f, element_bytes);
   if (f == Family::nvidia) return n * (s % 8) + 2 * t + s / 8;
-  if (f == Family::rdna || element_bytes == 4) return n * s + t;
+  if (is_rdna(f) || element_bytes == 4) return n * s + t;
   return n * (4 * (s / 8) + s % 4) + 2 * t + s / 4 % 2;
 }
 
 // The inverse map: for each of its columns a lane's accumulators hold accumulator_vecs() complete vectors of a block's
 // features. The first feature of vector h is accumulator_vec_feature(); element e of vector h in the lane's column j is
 // in the strip and register of accumulator_register().
-constexpr int accumulator_vecs(Family f) { return f == Family::nvidia ? 2 : f == Family::rdna ? 8 : 4; }
+constexpr int accumulator_vecs(Family f) { return f == Family::nvidia ? 2 : is_rdna(f) ? 8 : 4; }
 constexpr int accumulator_vec_feature(Family f, int element_bytes, int lane, int h) {
   const int n = transposed_elements(f, element_bytes);
-  return n * (f == Family::nvidia ? 2 * (lane % 4) + h : f == Family::rdna ? 2 * h + lane / 16 : 4 * (lane / 16) + h);
+  if (f == Family::nvidia) return n * (2 * (lane % 4) + h);
+  return n * (f == Family::rdna ? 2 * h + lane / 16 : accumulator_vecs(f) * (lane / 16) + h);
 }
 struct StripRegister {
   int strip, r;
 };
 constexpr StripRegister accumulator_register(Family f, int element_bytes, int h, int e, int j) {
   if (f == Family::nvidia) return {e / 2, 4 * (e % 2) + 2 * j + h};
-  if (f == Family::rdna || element_bytes == 4) return {e, h};
+  if (is_rdna(f) || element_bytes == 4) return {e, h};
   return {e / 2, 4 * (e % 2) + h};
 }
 

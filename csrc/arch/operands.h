@@ -32,9 +32,9 @@ XLSTM_DEVICE StreamOperand<E> stream_of(const Vec16 (&p)[kStreamVec16s<E>], [[ma
   if constexpr (kFamily == Family::cdna) {
 #pragma unroll
     for (int j = 0; j < kStreamVec16s<E>; ++j) o.k[j] = p[j];
-  } else if constexpr (kFamily == Family::rdna) {
+  } else if constexpr (is_rdna(kFamily)) {
 #pragma unroll
-    for (int w = 0; w < 8; ++w)
+    for (int w = 0; w < wmma_words(kFamily); ++w)
       if constexpr (sizeof(E) == 2)
         o.word[w] = p[w / 4].word[w % 4];
       else
@@ -53,7 +53,7 @@ template <class E>
 XLSTM_DEVICE ChainOperand<E> chain_of_vec16s(const Vec16 (&p)[kChainVec16s<E>], [[maybe_unused]] int s) {
   if constexpr (kFamily == Family::cdna) {
     return {p[0]};
-  } else if constexpr (kFamily == Family::rdna) {
+  } else if constexpr (is_rdna(kFamily)) {
     return stream_of<E>(p, s);
   } else {
     const StreamOperand<E> across = stream_of<E>(p, s);  // the chain side alternates rows 0 to 7 and 8 to 15
@@ -119,9 +119,9 @@ XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTranspos
       } else {
         o.k[0].word[w] = p[w].word[t];
       }
-  } else if constexpr (kFamily == Family::rdna) {
+  } else if constexpr (is_rdna(kFamily)) {
 #pragma unroll
-    for (int w = 0; w < 8; ++w)
+    for (int w = 0; w < wmma_words(kFamily); ++w)
       if constexpr (sizeof(E) == 2) {
         const uint32_t a = p[2 * w].word[t / 2], b = p[2 * w + 1].word[t / 2];
         o.word[w] = join_halves(a, b, t % 2);

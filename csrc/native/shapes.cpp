@@ -21,8 +21,9 @@ namespace {
 gpu::Family family_of(const std::string& name) {
   if (name == "cdna") return gpu::Family::cdna;
   if (name == "rdna") return gpu::Family::rdna;
+  if (name == "rdna4") return gpu::Family::rdna4;
   if (name == "nvidia") return gpu::Family::nvidia;
-  throw std::invalid_argument("family: expected cdna, rdna or nvidia, got " + name);
+  throw std::invalid_argument("family: expected cdna, rdna, rdna4 or nvidia, got " + name);
 }
 
 // The shapes of attention's kernels: attend<element, dqk, dv, ...> (and write_weights<element, dqk, dv>),
@@ -79,7 +80,7 @@ int scores_lds_bytes(const std::string& family, int element_bytes, int chunk, bo
 void add_shapes(py::module_& m) {
   m.def("walk_shape", walk_shape, "family"_a, "element_bytes"_a, "rows"_a, "chunk"_a,
         "A block of the walk kernel: threads, columns of the state, blocks of a multiprocessor, LDS; None where the "
-        "family (cdna, rdna, nvidia) has no such kernel.");
+        "family (cdna, rdna, rdna4, nvidia) has no such kernel.");
   m.def("attend_shape", attend_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
         "A block of attention's forward kernel: rows, keys of a tile, blocks of a multiprocessor, LDS.");
   m.def("decode_shape", decode_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,

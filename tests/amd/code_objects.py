@@ -28,6 +28,7 @@ from find_torch import find_torch
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "amd"
 ARCHS = ("gfx90a", "gfx942", "gfx1100")  # that Debian's compiler has device libraries for
+FAMILIES = {"gfx9": "cdna", "gfx11": "rdna", "gfx12": "rdna4"}
 TARGETS = ("xlstm_hip_gpu", "xlstm_hip_host")
 
 
@@ -139,7 +140,7 @@ class Kernel:
 
     @property
     def family(self) -> str:
-        return "cdna" if self.arch.startswith("gfx9") else "rdna"
+        return next(family for arch, family in FAMILIES.items() if self.arch.startswith(arch))
 
     @property
     def template(self) -> str:

@@ -20,10 +20,10 @@ class Registers:
         return min(self.most_waves, self.file // taken)
 
 
-# CDNA: 512 arch and acc registers together. RDNA3: 1536. Four SIMDs share LDS: a CU's 64 KB, or a WGP's 128 KB.
-FAMILIES = {"cdna": Registers(64, 512, 8, 8), "rdna": Registers(32, 1536, 24, 16)}
+# CDNA: 512 arch and acc registers together. RDNA3, RDNA4: 1536. Four SIMDs share LDS: a CU's 64 KB, or a WGP's 128 KB.
+FAMILIES = {"cdna": Registers(64, 512, 8, 8), **dict.fromkeys(("rdna", "rdna4"), Registers(32, 1536, 24, 16))}
 SIMDS = 4
-SHARED_LDS = {"cdna": 64 << 10, "rdna": 128 << 10}
+SHARED_LDS = {"cdna": 64 << 10, "rdna": 128 << 10, "rdna4": 128 << 10}
 LDS_BYTES = 64 << 10  # that a block may have, on all of them
 
 

@@ -18,7 +18,7 @@ import kernel_table
 from code_objects import Compiler, built_archs
 from kernel_notes import NOTES, WITHOUT_MATRICES
 from kernel_table import MOST_VECTOR, Row
-from occupancy import LDS_BYTES
+from occupancy import FAMILIES, LDS_BYTES
 from shortfalls import crowded_out, products_beside_the_matrix_unit, round_trips
 from xlstm_hip import _native
 
@@ -64,7 +64,7 @@ def test_no_scratch_and_no_spills(table: list[Row]) -> None:
 def test_lds_fits_a_block(table: list[Row]) -> None:
     bad = [row for row in table if row.lds > LDS_BYTES]
     assert not bad, "\n" + text(bad, "lds")
-    for family in ("cdna", "rdna"):
+    for family in FAMILIES:
         for element_bytes in (2, 4):
             for rows in (64, 128, 256, 512):
                 shapes = [_native.walk_shape(family, element_bytes, rows, chunk) for chunk in (32, 16)]

@@ -54,6 +54,21 @@ inline void wmma_16x16x16(const Wave<32, 16>& a, const Wave<32, 16>& b, Wave<32,
       [](int i, int j) { return LaneElement{16 * (i % 2) + j, i / 2}; });
 }
 
+// v_wmma_f32_16x16x16_{f16,bf16} of RDNA4: a lane has eight k of a row or column, and eight rows of D. AMD publishes
+// two maps of k. Both halves of a wave and all elements of a lane meet the same ones of the other operand in either, so
+// the same registers make the same sums. `interleaved`: the matrix instruction calculator's map, in which the halves of
+// the wave alternate every four k; otherwise that of the text on RDNA4's matrix cores, in which each half has eight in
+// turn.
+inline void wmma_gfx12_16x16x16(const Wave<32, 8>& a, const Wave<32, 8>& b, Wave<32, 8>& d, bool interleaved) {
+  const auto operand = [&](int side, int k) {
+    return interleaved ? LaneElement{16 * (k / 4 % 2) + side, 4 * (k / 8) + k % 4}
+                       : LaneElement{16 * (k / 8) + side, k % 8};
+  };
+  multiply_mapped<16, 16, 16>(
+      a, b, d, [&](int i, int k) { return operand(i, k); }, [&](int k, int j) { return operand(j, k); },
+      [](int i, int j) { return LaneElement{16 * (i / 8) + j, i % 8}; });
+}
+
 // mma.sync.m16n8k16: a register w of two elements is here elements 2 w and 2 w + 1.
 inline void mma_m16n8k16(const Wave<32, 8>& a, const Wave<32, 4>& b, Wave<32, 4>& d) {
   multiply_mapped<16, 8, 16>(

@@ -16,7 +16,11 @@ namespace operands {
 using namespace xlstm::gpu;
 using layouts::Wave;
 
-inline const char* name(Family f) { return f == Family::nvidia ? "nvidia" : f == Family::cdna ? "cdna" : "rdna"; }
+constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna, Family::rdna4};
+inline const char* name(Family f) {
+  constexpr const char* kNames[] = {"nvidia", "cdna", "rdna", "rdna4"};
+  return kNames[int(f)];
+}
 
 // ---- memory and matrices
 
@@ -144,6 +148,31 @@ struct Rdna {
       }
     return o;
   }
+  static constexpr bool kTransposesBeforeLds = true;
+};
+
+template <int kBytes>
+struct Rdna4 {
+  static constexpr Family kFamily = Family::rdna4;
+  using Accumulators = Wave<32, 8>;
+  using Chain = Wave<32, 8>;
+  using Stream = Chain;
+
+  static Chain load_chain(const Stored& t, bool, int c0, int k0) {
+    constexpr int n = 16 / kBytes;
+    Chain o;
+    for (int lane = 0; lane < 32; ++lane)
+      for (int e = 0; e < 8; ++e) o[lane][e] = t.at(c0 + lane % 16, k0 + lane / 16 * 8 + e / n * n, e % n);
+    return o;
+  }
+  static Stream load_stream(const Stored& t, bool, int s0, int k0) { return load_chain(t, true, s0, k0); }
+  static void multiply(Accumulators& v, const Stream& stream, const Chain& chain) {
+    Accumulators other = v;
+    layouts::wmma_gfx12_16x16x16(stream, chain, other, true);
+    layouts::wmma_gfx12_16x16x16(stream, chain, v, false);
+    CHECK(v == other, "the two published maps of k differ in the product");
+  }
+  static Chain as_chain(const Accumulators& v) { return v; }  // without any move, even in the lane
   static constexpr bool kTransposesBeforeLds = true;
 };
 

@@ -13,12 +13,7 @@ using namespace xlstm::gpu::attention;
 
 namespace {
 
-Chip chip(const DeviceFacts& device) {
-  const Family family = device.wave_size == 64               ? Family::cdna
-                        : std::string(device.arch)[0] == 'g' ? Family::rdna
-                                                             : Family::nvidia;
-  return {family, device.compute_units, device.lds_bytes, false};
-}
+Chip chip(const DeviceFacts& device) { return {family_of(device.arch), device.compute_units, device.lds_bytes, false}; }
 
 void test_properties(const DeviceFacts& device, const AttentionBackwardCall& call) {
   const AttentionBackwardPlan p = plan_attention_backward(call, chip(device));

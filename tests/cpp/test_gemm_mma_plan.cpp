@@ -13,7 +13,7 @@ using namespace xlstm::gpu::engine;
 
 namespace {
 
-constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna};
+constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna, Family::rdna4};
 
 // The feature of element e in the vector `n` of eight features in a lane's load `load`, from the offset of its bytes in
 // a row's step. 16 bytes of nibbles hold 32 features, the low nibbles first.
@@ -113,9 +113,9 @@ void test_plan() {
                 "%s: a kernel for %d rows by %d", name, p.batch, p.rows);
           CHECK(!shape.swiglu || p.rows > 16 || has_mixed_strip(f, bits, p.batch),
                 "%s: both sides of SwiGLU in one strip", name);
-          CHECK(p.batch >= batch || p.batch == (f == Family::rdna ? 8
-                                                : bits < 16       ? 16
-                                                                  : 32),
+          CHECK(p.batch >= batch || p.batch == (f == Family::rdna                 ? 8
+                                                : f == Family::rdna4 || bits < 16 ? 16
+                                                                                  : 32),
                 "%s: %d rows of %d at once", name, p.batch, b);
           const int64_t passes = (batch + p.batch - 1) / p.batch;
           CHECK(p.blocks % passes == 0 && p.blocks <= passes * units_of(shape, p.rows), "%s: %d blocks for %d passes",

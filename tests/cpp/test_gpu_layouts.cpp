@@ -44,6 +44,18 @@ void test_columns(Family f, int bytes) {
     }
 }
 
+// Registers that share a draw of eight random numbers: all of one column and one group of eight rows.
+void test_groups_of_eight(Family f, int bytes) {
+  const int together = eight_registers(f, bytes);
+  for (int lane = 0; lane < wave_size(f); ++lane)
+    for (int r = 0; r < strip_registers(f, bytes); ++r) {
+      const StripPosition at = strip_position(f, bytes, lane, r),
+                          first = strip_position(f, bytes, lane, r / together * together);
+      CHECK(at.row / 8 == first.row / 8 && at.column == first.column, "%s, %d bytes: lane %d, %d", name(f), bytes, lane,
+            r);
+    }
+}
+
 void test_a_tile_is_a_bijection(Family f, int bytes, int rows, int columns) {
   const lds::Tile tile{f, bytes, rows, columns};
   std::vector<int> times(rows * columns);
@@ -115,6 +127,9 @@ void test_chain_rules() {
       CHECK(lane_at.column == partner.column && lane_at.row / 2 == r && partner.row / 2 == r &&
                 lane_at.row != partner.row,
             "rdna: the halves of lane %d do not make up rows %d and %d", lane, 2 * r, 2 * r + 1);
+      // RDNA4: register r is element r of B: column = column, k = row.
+      const StripPosition in_order = strip_position(Family::rdna4, 2, lane, r);
+      CHECK(in_order.row == lane / 16 * 8 + r && in_order.column == lane % 16, "rdna4: lane %d, %d", lane, r);
       // NVIDIA: register r is element r of A: chain column m = column, k = row.
       const StripPosition at = strip_position(Family::nvidia, 2, lane, r);
       CHECK(lane == 4 * (at.column % 8) + at.row % 8 / 2 && r == 4 * (at.row / 8) + 2 * (at.column / 8) + at.row % 2,
@@ -125,10 +140,11 @@ void test_chain_rules() {
 }  // namespace
 
 int main() {
-  for (Family f : {Family::nvidia, Family::cdna, Family::rdna})
+  for (Family f : kFamilies)
     for (int bytes : {2, 4}) {
       test_strip_is_a_bijection(f, bytes);
       test_columns(f, bytes);
+      test_groups_of_eight(f, bytes);
       for (int rows : {16, 32, 64, 128, 256, 512})
         for (int columns : {16, 32, 64, 128, 256, 512}) test_a_tile_is_a_bijection(f, bytes, rows, columns);
     }
@@ -138,6 +154,8 @@ int main() {
     test_products<Cdna<4>>(4, along);
     test_products<Rdna<2>>(2, along);
     test_products<Rdna<4>>(4, along);
+    test_products<Rdna4<2>>(2, along);
+    test_products<Rdna4<4>>(4, along);
     test_products<Nvidia<2>>(2, along);
     test_products<Nvidia<4>>(4, along);
   }

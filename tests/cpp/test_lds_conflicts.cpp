@@ -91,6 +91,9 @@ void add_operand(Patterns& all, const std::string& name, const lds::Tile& t, boo
   } else if (f == Family::rdna) {
     add(Access::read, 16, 16 / n,
         [=](int lane, int vec16, int side, int k) { return t.at(side + lane % 16, k + vec16 * n); });
+  } else if (f == Family::rdna4) {
+    add(Access::read, 16, 8 / n,
+        [=](int lane, int vec16, int side, int k) { return t.at(side + lane % 16, k + lane / 16 * 8 + vec16 * n); });
   } else if (t.element_bytes == 2) {
     add(Access::ldmatrix, 16, 1, [=](int lane, int, int side, int k) {
       const int m = lane / 8, i = lane % 8;
@@ -247,9 +250,11 @@ struct OutputsConflict {
 
 // A lane has a vector of eight 2-byte elements, which are eight floats in LDS: it reads four, then the other four. So
 // eight lanes that are served together read every second 16 bytes of 256, from half of the banks. On CDNA the exclusive
-// or in out_offset() moves neighbours to the other half. The other families keep the conflict, because outputs are few
-// compared with operands.
-OutputsConflict known_conflict_of_outputs(Family f, int bytes) { return {1, f != Family::cdna && bytes == 2 ? 2 : 1}; }
+// or in out_offset() moves neighbours to the other half, and on RDNA4 the upper four lanes. The other families keep the
+// conflict, because outputs are few compared with operands.
+OutputsConflict known_conflict_of_outputs(Family f, int bytes) {
+  return {1, (f == Family::nvidia || f == Family::rdna) && bytes == 2 ? 2 : 1};
+}
 
 OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
   const WalkShape s = walk_shape(f, bytes, rows, chunk);
@@ -290,12 +295,16 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
   return worst;
 }
 
-const char* name(Family f) { return f == Family::nvidia ? "nvidia" : f == Family::cdna ? "cdna" : "rdna"; }
+constexpr Family kFamilies[] = {Family::nvidia, Family::cdna, Family::rdna, Family::rdna4};
+const char* name(Family f) {
+  constexpr const char* kNames[] = {"nvidia", "cdna", "rdna", "rdna4"};
+  return kNames[int(f)];
+}
 
 }  // namespace
 
 int main() {
-  for (Family f : {Family::cdna, Family::rdna, Family::nvidia}) {
+  for (Family f : kFamilies) {
     Patterns library = patterns(f, lds::library_swizzle());
     add_backward(library, f, lds::library_swizzle());
     int known = 0;

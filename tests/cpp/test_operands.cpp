@@ -47,6 +47,18 @@ typename Rdna<kBytes>::Chain chain_of(Rdna<kBytes> f, const Matrix& unit, int st
   return stream_of(f, unit, step);
 }
 template <int kBytes>
+typename Rdna4<kBytes>::Chain stream_of(Rdna4<kBytes>, const Matrix& unit, int) {
+  typename Rdna4<kBytes>::Chain o;
+  constexpr int n = 16 / kBytes;
+  for (int lane = 0; lane < 32; ++lane)
+    for (int k = 0; k < 8; ++k) o[lane][k] = element(unit, stream_vec16(Family::rdna4, kBytes, lane, k / n), k % n);
+  return o;
+}
+template <int kBytes>
+typename Rdna4<kBytes>::Chain chain_of(Rdna4<kBytes> f, const Matrix& unit, int step) {
+  return stream_of(f, unit, step);
+}
+template <int kBytes>
 typename Nvidia<kBytes>::Stream stream_of(Nvidia<kBytes>, const Matrix& unit, int step) {
   typename Nvidia<kBytes>::Stream o;
   for (int lane = 0; lane < 32; ++lane)
@@ -84,6 +96,13 @@ typename Rdna<kBytes>::Chain transposed_of(Rdna<kBytes>, const Matrix& block, in
   typename Rdna<kBytes>::Chain o;
   for (int lane = 0; lane < 32; ++lane)
     for (int k = 0; k < 16; ++k) o[lane][k] = element(block, transposed_vec16(Family::rdna, kBytes, lane, k), t);
+  return o;
+}
+template <int kBytes>
+typename Rdna4<kBytes>::Chain transposed_of(Rdna4<kBytes>, const Matrix& block, int t) {
+  typename Rdna4<kBytes>::Chain o;
+  for (int lane = 0; lane < 32; ++lane)
+    for (int k = 0; k < 8; ++k) o[lane][k] = element(block, transposed_vec16(Family::rdna4, kBytes, lane, k), t);
   return o;
 }
 template <int kBytes>
@@ -190,9 +209,11 @@ int main() {
   test_products(Cdna<4>{}, 4);
   test_products(Rdna<2>{}, 2);
   test_products(Rdna<4>{}, 4);
+  test_products(Rdna4<2>{}, 2);
+  test_products(Rdna4<4>{}, 4);
   test_products(Nvidia<2>{}, 2);
   test_products(Nvidia<4>{}, 4);
-  for (Family f : {Family::cdna, Family::rdna, Family::nvidia})
+  for (Family f : kFamilies)
     for (int rows : kMlaRows)
       for (int features : kMlaFeatures)
         if (has_mla(f, rows, false)) test_tile(f, rows, features);

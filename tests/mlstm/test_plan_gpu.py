@@ -24,10 +24,10 @@ SHAPES = [
     (2, 1, 33, 512, 512),
     (1, 1, 100000, 1, 512),
 ]
-# Chips that nobody wrote a line for, by arch, units and LDS: MI355X, RX 9070 XT, B200, MI100.
+# Chips that nobody wrote a line for, by arch, units and LDS: MI355X, RX 9060 XT, B200, MI100.
 UNLISTED = [
     ("gfx950", 256, 160 << 10),
-    ("gfx1201", 32, 64 << 10),
+    ("gfx1200", 16, 64 << 10),
     ("sm_100", 148, 227 << 10),
     ("gfx908", 120, 64 << 10),
 ]
@@ -58,6 +58,7 @@ def test_devices_are_the_published_ones() -> None:
         "MI300X": ("gfx942", 304, 64, 64),
         "MI250X": ("gfx90a", 110, 64, 64),  # one of its two dies, which is what HIP calls a device
         "RX 7900 XTX": ("gfx1100", 48, 32, 64),  # of two CUs each, which is what HIP counts
+        "RX 9070 XT": ("gfx1201", 32, 32, 64),  # the same
         "H200": ("sm_90", 132, 32, 227),
         "A100": ("sm_80", 108, 32, 163),
     }

@@ -89,7 +89,7 @@ struct Backward {
   struct Lane {
     int of_tile = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
     XLSTM_DEVICE int operator()() const {
-      if constexpr (!kHasScoreMod && kFamily != Family::rdna)
+      if constexpr (!kHasScoreMod && !is_rdna(kFamily))
         return of_tile;
       else
         return kAsyncCopies ? opaque_lane() : opaque_thread() % kWave;

@@ -82,7 +82,7 @@ constexpr BackwardShape key_gradients_shape(Family f, int element_bytes, int dqk
     s.tile = s.at_once = strip_step(f, element_bytes);
     s.blocks = dqk == 64 ? 2 : 1;
     s.matrices = wide ? 2 : 4;
-  } else if (f == Family::rdna) {
+  } else if (is_rdna(f)) {
     // 256 registers: sums of 128 features and 16 keys take half of them.
     s.columns = 16;
     s.waves_across = wide || (!half && dqk > 128) ? 2 : 1;
@@ -121,7 +121,7 @@ constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int d
     s.columns = half || dqk == 64 ? 32 : 16;
     s.tile = s.at_once = strip_step(f, element_bytes);
     s.blocks = half && dqk <= 128 ? 2 : 1;
-  } else if (f == Family::rdna) {
+  } else if (is_rdna(f)) {
     s.columns = 16;
     s.waves_along = half ? (wide ? 2 : 4) : wide ? 1 : dqk > 64 ? 2 : 4;
     s.tile = s.at_once = 16;

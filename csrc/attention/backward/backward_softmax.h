@@ -144,7 +144,7 @@ struct BackwardSoftmax {
     if (kMakesWeights && kHasScoreMod && block.rules.slopes) block.subtract_alibi(s, slope);
     if (kHasScoreMod && block.rules.drops) block.template apply_dropout<kMakesDs>(dp, dropped);
     // On RDNA dq masks every tile: with a branch around the mask clang 19 spills 12 to 536 registers.
-    constexpr bool kAlwaysMasks = kFamily == Family::rdna && !kOfKeys;
+    constexpr bool kAlwaysMasks = is_rdna(kFamily) && !kOfKeys;
     if (kMakesWeights && (kAlwaysMasks || masked)) block.mask(s);
     Block::each([&](int rs, int r, int c, int down, int) {
       const float y = s[rs][c].value[r];

@@ -12,11 +12,11 @@ namespace xlstm::gpu::attention {
 
 constexpr int kDecodeRows = kStripColumns, kDecodeWaves = 4;
 
-// On RDNA operands take 8 registers (floats 24) of a wave's 256; on CDNA wide floats leave too few scalar registers.
+// On RDNA3 operands take 8 registers (floats 24) of a wave's 256; on CDNA wide floats leave too few scalar registers.
 // The forward kernel takes the calls that need more.
 constexpr bool has_decode(Family f, int element_bytes, HeadClass head) {
   if (f == Family::rdna) return element_bytes == 2 && head.dqk <= 128;
-  return f == Family::nvidia || element_bytes == 2 || head.dqk <= 64;
+  return f == Family::nvidia || f == Family::rdna4 || element_bytes == 2 || head.dqk <= 64;
 }
 
 struct DecodeShape {
@@ -46,6 +46,11 @@ constexpr DecodeShape decode_shape(Family f, int element_bytes, HeadClass head) 
     s.q_in_lds = true;
     s.k_ahead = 2;
     s.v_ahead = 1;
+  } else if (f == Family::rdna4) {
+    // A tile of 16 keys: 4 KB of 128 features are in flight in each wave.
+    s.q_in_lds = true;
+    if (wide || !half) s.k_ahead = 4, s.v_ahead = 1;
+    s.blocks = half && !wide ? 2 : 1;
   } else {
     s.q_in_lds = wide || !half;
     s.k_ahead = half && !wide ? (units % 4 == 0 ? 4 : units % 3 == 0 ? 3 : 2) : 2;

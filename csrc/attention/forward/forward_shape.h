@@ -33,7 +33,7 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
   const bool half = element_bytes == 2, wide = head.dv > 128;
   ForwardShape s{};
   s.waves = 4;
-  s.ahead = f != Family::rdna || (half && !wide);
+  s.ahead = !is_rdna(f) || (half && !wide);
   if (f == Family::cdna) {
     // 32 rows per wave: with 16, reads of LDS would take as long as the matrix unit multiplies 2-byte elements.
     // Accumulators and Q of 128 features take 96 of 256 registers, so two waves share a SIMD; with 256 features one
@@ -41,7 +41,7 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
     s.strips = !half && head.dqk > 128 ? 1 : 2;
     s.keys = half && head.dqk <= 128 ? 64 : 32;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
-  } else if (f == Family::rdna) {
+  } else if (is_rdna(f)) {
     // 16 rows per wave: operands take 8 of 256 registers. Float operands take 24, which leaves registers for one strip
     // of scores in addition to 256 features of O.
     s.strips = 1;

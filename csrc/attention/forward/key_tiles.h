@@ -34,7 +34,7 @@ struct HeadTokens {
     if (!in_pages()) return data + j * x->stride[2];
     const uint32_t token = uint32_t(first_key + j), size = uint32_t(in->page_size);
     // RDNA's compiler may hold the pointer in vector registers here, and cannot move it back to scalar ones.
-    const auto table = kFamily == Family::rdna ? opaque(in->block_table) : global(in->block_table);
+    const auto table = is_rdna(kFamily) ? opaque(in->block_table) : global(in->block_table);
     const int entry = table[sequence * in->block_table_stride + token / size], last = int(in->pages - 1);
     const int page = entry < 0 ? 0 : entry < last ? entry : last;
     return data + page * x->stride[0] + int64_t(token % size) * x->stride[2];

@@ -128,7 +128,7 @@ struct ScoreRules {
   XLSTM_DEVICE void apply_score_mod(Strip<E>& s, const RowInfo<kStrips>& row_info, int c, int first) const {
     // Reloading the lane id keeps the compiler from holding one distance per register from tile to tile; RDNA has no
     // registers to spare.
-    const int lane = kFamily == Family::rdna ? opaque_lane() : lane_id();
+    const int lane = is_rdna(kFamily) ? opaque_lane() : lane_id();
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
       if (r % 4 == 0) sched_barrier();

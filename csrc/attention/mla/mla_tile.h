@@ -270,7 +270,7 @@ struct MlaTiles {
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        if constexpr (kFamily == Family::rdna) load_barrier();  // registers do not suffice for two blocks
+        if constexpr (is_rdna(kFamily)) load_barrier();  // registers do not suffice for two blocks
         TransposedVec16<E> vecs[kTransposedVec16s<E>];
 #pragma unroll
         for (int c = 0; c < kTransposedVec16s<E>; ++c) {

@@ -38,7 +38,7 @@ struct GemmMmaShape {
   static constexpr int kShardColumns = kChains * kColumns;
   // A thread loads kBurstVec8s vec8s of x at a time: those of kChunkRows rows of a chunk, or at batch 1 of as many
   // chunks.
-  static constexpr bool kFewRegisters = kFamily == Family::rdna || kRows == 64;  // registers are short
+  static constexpr bool kFewRegisters = is_rdna(kFamily) || kRows == 64;  // registers are short
   static constexpr bool kManyInFlight =
       kRing && !kSingle;  // many loads in flight, since a ring's weights take no registers
   static constexpr bool kLongUnits =
@@ -116,7 +116,7 @@ struct GemmMmaInputs {
   }
 
   // On RDNA a stage's addresses are computed anew: in registers for as long as the kernel runs, they do not fit.
-  XLSTM_DEVICE static int thread() { return kFamily == Family::rdna ? opaque_thread() : int(threadIdx.x); }
+  XLSTM_DEVICE static int thread() { return is_rdna(kFamily) ? opaque_thread() : int(threadIdx.x); }
   XLSTM_DEVICE static int thread_vec8() { return thread() % kChunkVec8s; }
   XLSTM_DEVICE static int thread_group() { return thread() / kChunkVec8s; }
   XLSTM_DEVICE int tiles_in(int stage) const {
@@ -216,7 +216,7 @@ struct GemmMmaInputs {
   // The same, by step and unit within it. At batch 1, x lies alike in every step: the part of the address that depends
   // on the lane is the same in all of them, which AMD's compiler does not find out.
   XLSTM_DEVICE char* slot_of_step(int step, int unit, int strip, int row, int vec16) const {
-    static_assert(Shape::kUnits % (kFamily == Family::rdna ? 4 : 2) == 0);  // the period of single_slot's swizzle
+    static_assert(Shape::kUnits % (is_rdna(kFamily) ? 4 : 2) == 0);  // the period of single_slot's swizzle
     if constexpr (kSingle && kFamily != Family::nvidia)
       return slot(unit, strip, row, vec16) + step * (Shape::kUnits * single_unit_slots(kFamily) * kSlotBytes);
     return slot(step * Shape::kUnits + unit, strip, row, vec16);

@@ -28,11 +28,12 @@ constexpr int tiles_of(Family f, int columns) { return (columns + tile_features(
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
 constexpr int batch_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
 // converted: the weights are not bfloat16 in memory. The parts of float16, and the sums of a group of quantised
-// weights, leave registers for 16 rows of the batch; RDNA's operands, which both halves of a wave hold, for 8. A large
-// batch needs many rows of weights in a unit, which share the cost of x; CDNA's LDS does not hold the sums of most of
-// those.
+// weights, leave registers for 16 rows of the batch; RDNA3's operands, which both halves of a wave hold, for 8. RDNA4's
+// LDS holds a tile of x for 16 rows, since its eight waves take eight steps of features at a time. A large batch needs
+// many rows of weights in a unit, which share the cost of x; the LDS of CDNA does not hold the sums of most of those,
+// and that of RDNA of none.
 constexpr bool has_gemm_mma(Family f, int batch, bool converted) {
-  const int max_batch = f == Family::rdna ? 8 : converted ? 16 : 32;
+  const int max_batch = f == Family::rdna ? 8 : f == Family::rdna4 || converted ? 16 : 32;
   return batch == 1 || (batch >= split_rows(f) && batch <= max_batch);
 }
 constexpr bool has_gemm_mma_rows(Family f, int batch, int rows, bool groups) {
@@ -42,7 +43,7 @@ constexpr bool has_gemm_mma_rows(Family f, int batch, int rows, bool groups) {
 
 // ---- the vec8s of a step that a lane loads, and the row of weights they belong to
 
-constexpr int lanes_of_row(Family f) { return f == Family::rdna ? 1 : 4; }
+constexpr int lanes_of_row(Family f) { return f == Family::rdna ? 1 : f == Family::rdna4 ? 2 : 4; }
 constexpr int lane_rows(Family f) { return f == Family::nvidia ? 2 : 1; }  // of the strip's 16
 constexpr int lane_vec8s(Family f) { return kStepFeatures / kVec8 / lanes_of_row(f); }
 constexpr int unit_vec8s(Family f) { return f == Family::rdna ? 2 : 1; }  // of a lane in a unit of features
@@ -54,7 +55,7 @@ constexpr int lane_loads(Family f, int bits) { return lane_vec8s(f) / load_vec8s
 constexpr int row_of_lane(Family f, int lane, int j) { return f == Family::nvidia ? lane / 4 + 8 * j : lane % 16; }
 // The lane's index among those that share a row.
 constexpr int lane_in_row(Family f, int lane) {
-  return f == Family::nvidia ? lane % 4 : f == Family::cdna ? lane / 16 : 0;
+  return f == Family::nvidia ? lane % 4 : f == Family::rdna ? 0 : lane / 16;
 }
 // The first byte of a lane's load within a row's step.
 constexpr int load_offset(Family f, int bits, int lane, int load) {
@@ -73,20 +74,20 @@ constexpr int strip_slots(Family f) { return stream_slots(f) * stream_vec16s(f, 
 // these stores are free of bank conflicts and lanes that read together still read a whole line.
 constexpr int slot_in_strip(Family f, int unit, int row, int vec16) {
   if (f == Family::nvidia) return (row * 4 + vec16) ^ ((unit & 1) * 4);
-  if (f == Family::rdna) return vec16 * 16 + (row ^ (unit % 4 * 2) ^ vec16);
+  if (is_rdna(f)) return vec16 * 16 + (row ^ (unit % 4 * 2) ^ vec16);
   return row / 4 % 2 * 64 + vec16 * 16 + ((row / 8 * 4 + row % 4) ^ (unit % 2 * 4) ^ vec16);
 }
 
 // At batch 1 all rows of half a strip are the same x, so lanes share what they read. Where a strip has more rows than
 // one matrix instruction, one instruction's rows are enough: the two parts of x alternate in them, and the other half
 // of the strip is not computed.
-constexpr bool single_in_half(Family f) { return f != Family::rdna; }
+constexpr bool single_in_half(Family f) { return !is_rdna(f); }
 constexpr int single_part(Family f, int row) { return single_in_half(f) ? row % 2 : row / split_rows(f); }
 // The first row of a part.
 constexpr int single_row(Family f, int part) { return single_in_half(f) ? part : part * split_rows(f); }
 constexpr int single_unit_slots(Family f) { return 2 * unit_features(f, 2) / kVec8; }
 constexpr int single_slot(Family f, int unit, int row, int vec16) {
-  const int vec16s = unit_features(f, 2) / kVec8, swizzle = f == Family::rdna ? unit / 2 % 2 : unit & 1;
+  const int vec16s = unit_features(f, 2) / kVec8, swizzle = is_rdna(f) ? unit / 2 % 2 : unit & 1;
   return (single_part(f, row) * vec16s + vec16) ^ (swizzle * vec16s);
 }
 
@@ -133,13 +134,13 @@ constexpr int most_groups(int columns) { return (columns + kStepFeatures - 1) / 
 // The bytes of the scales, or the offsets, of a unit's rows, for kernels with a ring.
 constexpr int unit_group_bytes(int rows, int groups) { return rows * groups * 2; }
 
-constexpr int kMinLds[] = {99 << 10, 64 << 10, 64 << 10};  // NVIDIA, CDNA, RDNA
+constexpr int kMinLds[] = {99 << 10, 64 << 10, 64 << 10, 64 << 10};  // NVIDIA, CDNA, RDNA3, RDNA4
 constexpr int gemm_mma_depth(Family f, int bits, int batch, int rows) {
   const bool has_groups = bits < 16;
   if (has_ring(f, batch))
     return ((batch == 1 && has_groups ? 40 : has_groups ? 48 : 64) << 10) / ring_step_bytes(f, bits, rows);
-  // AMD's waves of 64 have twice the bytes, and RDNA keeps operands twice.
-  const int max_words = f != Family::nvidia && (f == Family::rdna || has_groups) ? 32 : 64;
+  // CDNA's waves of 64 have twice the bytes, and RDNA3 keeps operands twice.
+  const int max_words = f == Family::rdna || (f == Family::cdna && has_groups) ? 32 : 64;
   const int words =
       rows / kStripColumns *
       (lane_rows(f) * lane_loads(f, bits) * load_bytes(bits) / 4 + (has_groups ? 2 * lane_columns(f) : 0));
@@ -170,7 +171,7 @@ constexpr int gemm_mma_lds_bytes(Family f, int bits, int batch, int rows, int co
 }
 
 // The blocks that a CU holds at once.
-constexpr int gemm_mma_blocks_per_cu(Family f, int batch) { return batch == 1 && f != Family::rdna ? 2 : 1; }
+constexpr int gemm_mma_blocks_per_cu(Family f, int batch) { return batch == 1 && !is_rdna(f) ? 2 : 1; }
 
 struct Vec8Coord {
   int unit, vec16;  // within a step

@@ -146,7 +146,7 @@ struct Walk {
 
   // out = f (a C)
   XLSTM_DEVICE void multiply_state(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles) {
-    if (kFamily == Family::rdna && !own_block()) return;  // without it clang 19 spills up to 284 registers
+    if (is_rdna(kFamily) && !own_block()) return;  // without it clang 19 spills up to 284 registers
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
@@ -243,7 +243,7 @@ struct Walk {
         for (int ys = 0; ys < kYStrips; ++ys) multiply(state[xs][ys], stream[xs % 2], weighted_y[ys]);
       }
       // Otherwise the products are postponed, and RDNA has no registers for their operands.
-      if constexpr (kFamily == Family::rdna) materialise_strips(out), materialise_strips(state);
+      if constexpr (is_rdna(kFamily)) materialise_strips(out), materialise_strips(state);
     }
   }
   template <int kDown>

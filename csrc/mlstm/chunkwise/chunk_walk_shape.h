@@ -40,21 +40,23 @@ constexpr int walk_rows(int64_t dimension) {
 constexpr int kMaxSegments = 64;
 constexpr int kTokenFactors = 4;  // factors per token that a walk reads
 
-// Outputs of a block in LDS: tokens by y_tile floats. Lanes that write together differ by 2 (NVIDIA), by 1 (RDNA), or
-// on CDNA by 8 or 4 in the token; lanes that read vectors together on CDNA differ by 1 or 2. Padding columns, or an
-// exclusive or, put these lanes into different banks.
+// Outputs of a block in LDS: tokens by y_tile floats. Lanes that write together differ by 2 (NVIDIA), by 1 (RDNA3), by
+// 8 (RDNA4), or on CDNA by 8 or 4 in the token; lanes that read vectors together on CDNA differ by 1 or 2 in it, and
+// have every second vector of 64 columns on RDNA4. Padding columns, or an exclusive or, put these lanes into different
+// banks.
 constexpr int out_stride(Family f, int y_tile) {
   return y_tile + (f == Family::nvidia ? 4 : f == Family::rdna ? 16 : 0);
 }
 constexpr int out_offset(Family f, int element_bytes, int y_tile, int token, int column) {
   if (f == Family::cdna && element_bytes == 2) column ^= 16 * (token / 8 % 2) ^ 4 * (token * y_tile / 128 % 2);
   if (f == Family::cdna && element_bytes == 4) column ^= 16 * (token / 4 % 2);
+  if (f == Family::rdna4) column ^= 16 * (token / 8 % 2) ^ 4 * (column / 32 % 2);
   return token * out_stride(f, y_tile) + column;
 }
 // The offset of (token, column) relative to a base whose token and column have no bit in common with them.
 constexpr int out_offset_from(int base, Family f, int element_bytes, int y_tile, int token, int column) {
   const int distance = out_offset(f, element_bytes, y_tile, token, column);
-  return f == Family::cdna ? (base ^ distance % 32) + distance / 32 * 32 : base + distance;
+  return f == Family::cdna || f == Family::rdna4 ? (base ^ distance % 32) + distance / 32 * 32 : base + distance;
 }
 
 constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk) {
@@ -62,10 +64,11 @@ constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk)
   // Registers hold the state. CDNA: 128 registers a lane, for 256 x 32 elements in a wave of 64, so that two waves fit
   // a SIMD; 512 rows need more registers besides, and take twice the waves of half the rows. NVIDIA: 128 a lane, for
   // 128 x 32 in a wave of 32. (64 a lane in twice the waves was a third slower: the additional waves issue more
-  // instructions than their latency hiding saves.) RDNA has 256 registers and operands of 8: 64 a lane, for 64 x 32.
+  // instructions than their latency hiding saves.) RDNA has 256 registers, and loads through them: 64 a lane, for 64
+  // x 32.
   const int max_rows_per_wave = f == Family::cdna ? (rows <= 256 ? 256 : 128) : f == Family::nvidia ? 128 : 64;
-  const int max_rows_of_four_waves = f == Family::rdna ? 64 : 256;
-  const int waves = rows <= max_rows_of_four_waves ? 4 : f != Family::rdna || rows <= 256 ? 8 : 16;
+  const int max_rows_of_four_waves = is_rdna(f) ? 64 : 256;
+  const int waves = rows <= max_rows_of_four_waves ? 4 : !is_rdna(f) || rows <= 256 ? 8 : 16;
   s.x_per_wave = rows < max_rows_per_wave ? rows : max_rows_per_wave;
   s.waves_x = rows / s.x_per_wave;
   s.waves_y = waves / s.waves_x;
@@ -100,7 +103,7 @@ constexpr int kChunks[] = {32, 16};
 // elements take 32 tokens, and 16 where the LDS of RDNA, or of NVIDIA's smaller chips, does not hold 512 rows.
 constexpr bool has_walk(Family f, int element_bytes, int rows, int chunk) {
   if (element_bytes == 4) return chunk == 16;
-  return chunk == 32 ? f != Family::rdna || rows < 512 : f != Family::cdna;
+  return chunk == 32 ? !is_rdna(f) || rows < 512 : f != Family::cdna;
 }
 
 // The chunk length of a walk in slices: the shorter of the two, because the sum over slices takes registers.
