@@ -7,10 +7,10 @@
 # where a variable of CMake names it. A list of the environment may be torch's: there, and in this machine, such a chip is
 # left out and the build says so, unless no other is left.
 
-# AMD chips that kernels are written for: MFMA of gfx90a and its successors, WMMA of RDNA3. RDNA4 (gfx12) has WMMA with
-# other operand layouts.
-set(hip_archs_with_kernels "^gfx(90a|9[4-9]|9-4-generic|11)")
-set(default_hip_archs gfx90a gfx942 gfx950 gfx1100)
+# AMD chips that kernels are written for: MFMA of gfx90a and its successors, WMMA of RDNA3 and RDNA4. (gfx125x is not
+# RDNA4: its WMMA has another shape.)
+set(hip_archs_with_kernels "^gfx(90a|9[4-9]|9-4-generic|11|120|12-generic)")
+set(default_hip_archs gfx90a gfx942 gfx950 gfx1100 gfx1201)
 set(default_cuda_archs 80 90a-real)
 
 # Converts "8.0;9.0a;9.0+PTX" to "80-real;90a-real;90".
@@ -112,7 +112,7 @@ function(choose_gpu_archs language out)
     list(FILTER archs INCLUDE REGEX ${hip_archs_with_kernels})
     if(without AND (strict OR NOT archs))
       message(FATAL_ERROR "GPU kernels cannot be built: there are none for ${without} (${where}). They are written for "
-        "CDNA2 to CDNA4 (gfx90a, gfx942, gfx950) and RDNA3 (gfx11), neither for RDNA4 (gfx12) nor for older chips: name "
+        "CDNA2 to CDNA4 (gfx90a, gfx942, gfx950), RDNA3 (gfx11) and RDNA4 (gfx1200, gfx1201), not for older chips: name "
         "others, or build the CPU library alone with XLSTM_HIP_GPU=OFF (CMake: -DGPU=OFF).")
     elseif(without)
       message(STATUS "xlstm_hip: no kernels for ${without} (${where})")

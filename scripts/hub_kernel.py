@@ -34,7 +34,10 @@ PACKAGE = ROOT / "python/xlstm_hip"
 NAME, HUB_NAME, VERSION = "xlstm_hip", "xlstm-hip", 0  # 0: not yet stable, by the hub's convention
 OLDEST_TORCH = "2.10"  # as csrc is compiled: the variant's name says it
 ENTRIES = ("__init__", "attention/__init__", "layers/__init__")
-ROCM_ARCHS = ("gfx90a", "gfx942", "gfx1100")
+# The default list of the build, by which the hub's builder is told the chips.
+ROCM_ARCHS = tuple(
+    re.findall(r"gfx\w+", re.findall(r"set\(default_hip_archs (.*)\)", (ROOT / "cmake/gpu_archs.cmake").read_text())[0])
+)
 CUDA_ARCHS = ("8.0", "9.0a")
 GPU_KERNELS: dict[
     str, tuple[str, tuple[str, ...], tuple[str, ...]]
