@@ -92,6 +92,7 @@ template <int bytes>
 void tally_lds(Wave& w, const Instruction& i, const Vector& at, bool read) {
   const BankCycles c = bank_cycles<bytes>(at, w.exec(), read);
   w.tally->cycles[i.index] += c.cycles, w.tally->ideal[i.index] += c.ideal;
+  if (w.events) w.events->lds(c.cycles);
 }
 
 inline void note_uninitialised(Wave& w, const Instruction& i, uint32_t at, int lane) {

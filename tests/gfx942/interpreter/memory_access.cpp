@@ -129,6 +129,39 @@ uint64_t count_lines(const LaneAddresses& p, uint32_t bytes) {
   return uint64_t(std::unique(lines, lines + count) - lines);
 }
 
+// ---- what is recorded
+
+// Adjacent bytes that one lane, or the whole wave, asks for.
+void record_range(Events& events, uint64_t at, uint32_t bytes) {
+  const uint64_t last = at + bytes - 1;
+  events.memory(uint32_t(last / 128 - at / 128 + 1), uint32_t(last / 64 - at / 64 + 1), 1);
+  for (uint64_t line = at / 128; line <= last / 128; ++line) events.line(line * 128);
+}
+
+// Each line once, in the order of the lanes that ask first. A lane's scratch is taken for memory of its wave's alone.
+void record_memory(Wave& w, const LaneAddresses& p, uint32_t bytes) {
+  uint64_t halves[4 * kLanes];
+  size_t count = 0;
+  const auto touch = [&](uint64_t at) {
+    for (uint64_t half = at / 64; half <= (at + bytes - 1) / 64; ++half)
+      if (!count || halves[count - 1] != half) halves[count++] = half;
+  };
+  for (Mask m = p.memory; m; m &= m - 1) touch(p.address[std::countr_zero(m)]);
+  const uint64_t scratch = reinterpret_cast<uint64_t>(w.scratch.data());
+  for (Mask m = p.scratch; m; m &= m - 1) {
+    const int l = std::countr_zero(m);
+    touch(scratch + (p.address[l] / 4 * kLanes + uint64_t(l)) * 4);
+  }
+  if (!count) return;
+  std::sort(halves, halves + count);
+  const auto end = std::unique(halves, halves + count);
+  uint32_t lines = 0;
+  for (auto h = halves; h != end; ++h) lines += h == halves || h[0] / 2 != h[-1] / 2;
+  w.events->memory(lines, uint32_t(end - halves), uint32_t(std::popcount(p.memory | p.scratch)));
+  for (auto h = halves; h != end; ++h)
+    if (h == halves || h[0] / 2 != h[-1] / 2) w.events->line(*h * 64);
+}
+
 }  // namespace
 
 void check_addresses(Wave& w, const Instruction& i, const LaneAddresses& p, uint32_t bytes, bool write) {
@@ -162,6 +195,7 @@ void tally_memory(Wave& w, const Instruction& i, const LaneAddresses& p, uint32_
   const uint64_t scratch = uint64_t(std::popcount(p.scratch)) * bytes;
   w.tally->bytes[i.index] += uint64_t(std::popcount(p.memory)) * bytes + scratch;
   w.tally->lines[i.index] += count_lines(p, bytes) + (scratch + 127) / 128;
+  if (w.events) record_memory(w, p, bytes);
 }
 
 void check_memory_result(const Wave& w, const Instruction& i, const Operand& result) {
@@ -222,6 +256,7 @@ void scalar_load(Wave& w, const Instruction& i) {
   w.issue_lgkm(to, true);
   w.tally->bytes[i.index] += 4 * count;
   w.tally->lines[i.index] += (at + 4 * count - 1) / 128 - at / 128 + 1;
+  if (w.events) record_range(*w.events, at, 4 * count);
 }
 
 template <Segment segment>

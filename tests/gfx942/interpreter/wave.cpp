@@ -24,6 +24,14 @@ void Wave::reset() {
 }
 
 void Wave::run() {
+  if (events)
+    run_on<true>();
+  else
+    run_on<false>();
+}
+
+template <bool records>
+void Wave::run_on() {
   const Instruction* all = code.instructions.data();
   uint64_t *executed = tally->executed.data(), *lanes = tally->lanes.data();
   const uint32_t count = uint32_t(code.instructions.size());
@@ -33,6 +41,7 @@ void Wave::run() {
     ++executed[i.index];
     lanes[i.index] += uint64_t(std::popcount(exec()));
     pc = i.next;
+    if constexpr (records) events->step(i.index);
     i.run(*this, i);
   }
 }

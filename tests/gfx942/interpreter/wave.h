@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "events.h"
 #include "fault.h"
 #include "instruction.h"
 #include "lds_memory.h"
@@ -81,6 +82,7 @@ class Wave {
   Workgroup& group;
   const Code& code;
   Tally* tally = nullptr;
+  Events* events = nullptr;  // where what it does is recorded, if it is
   Outstanding vm, lgkm;
   std::vector<uint8_t> scratch, scratch_defined;  // lane by lane, of code.scratch_bytes each
 
@@ -151,6 +153,8 @@ class Wave {
   }
 
  private:
+  template <bool records>
+  void run_on();
   const uint32_t* moved(const Instruction& i, const uint32_t* x, Vector& buffer, Mask& defined) const;
   Mask dpp_sources_on(const Instruction& i) const;
   Mask dpp_writes(const Instruction& i) const;

@@ -20,7 +20,8 @@ void Tally::add(const Tally& other) {
 
 // ---- a workgroup
 
-Workgroup::Workgroup(const Launch& l, Tally& tally) : launch(l), lds(l.lds_bytes(), int(l.waves())), tally_(tally) {
+Workgroup::Workgroup(const Launch& l, Tally& tally, bool records)
+    : launch(l), lds(l.lds_bytes(), int(l.waves())), tally_(tally), events_(records ? l.waves() : 0) {
   const int waves = int(l.waves());
   for (int k = 0; k < waves; ++k) waves_.push_back(std::make_unique<Wave>(*this, *l.code, k));
 }
@@ -78,6 +79,7 @@ void Workgroup::run(std::array<uint32_t, 3> position) {
   for (size_t k = 0; k < waves_.size(); ++k) {
     waves_[k]->reset();
     start(*waves_[k], int(k));
+    if (!events_.empty()) events_[k].clear(), waves_[k]->events = &events_[k];
   }
   ++tally_.workgroups;
   tally_.waves += waves_.size();
@@ -102,11 +104,18 @@ void Workgroup::run(std::array<uint32_t, 3> position) {
   }
 }
 
+std::vector<std::vector<uint32_t>> Workgroup::take_events() {
+  std::vector<std::vector<uint32_t>> words;
+  for (Events& e : events_) words.push_back(std::move(e.words));
+  return words;
+}
+
 // ---- a launch
 
 void run(const Launch& launch, Tally& tally, const RunOptions& options) {
   const uint64_t all = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];
-  const uint64_t count = (all + options.sample - 1) / options.sample;
+  const auto& chosen = options.chosen;
+  const uint64_t count = chosen.empty() ? (all + options.sample - 1) / options.sample : chosen.size();
   std::atomic<uint64_t> next{0};
   std::atomic<bool> stop{false};
   std::exception_ptr first;
@@ -114,11 +123,14 @@ void run(const Launch& launch, Tally& tally, const RunOptions& options) {
   const auto work = [&] {
     Tally mine(launch.code->instructions.size());
     try {
-      Workgroup group(launch, mine);
+      Workgroup group(launch, mine, options.recorded != nullptr);
       for (uint64_t k; !stop && (k = next++) < count;) {
-        const uint64_t at = k * options.sample;
+        const uint64_t at = chosen.empty() ? k * options.sample : chosen[k];
         group.run({uint32_t(at % launch.grid[0]), uint32_t(at / launch.grid[0] % launch.grid[1]),
                    uint32_t(at / launch.grid[0] / launch.grid[1])});
+        if (!options.recorded) continue;
+        const std::lock_guard guard(lock);
+        options.recorded->groups[at] = group.take_events();
       }
     } catch (...) {
       const std::lock_guard guard(lock);

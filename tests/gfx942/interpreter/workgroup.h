@@ -43,10 +43,12 @@ struct Launch {
 
 class Workgroup {
  public:
-  Workgroup(const Launch& launch, Tally& tally);
+  Workgroup(const Launch& launch, Tally& tally, bool records = false);
 
   // From start to end, for the workgroup of that position in the grid.
   void run(std::array<uint32_t, 3> id);
+  // What its waves did, if that is recorded.
+  std::vector<std::vector<uint32_t>> take_events();
 
   const Launch& launch;
   Lds lds;
@@ -60,11 +62,14 @@ class Workgroup {
 
   Tally& tally_;
   std::vector<std::unique_ptr<Wave>> waves_;
+  std::vector<Events> events_;  // of each wave, if they are recorded
 };
 
 // All workgroups of a launch on the host's threads. Throws the first Fault.
 struct RunOptions {
   uint32_t sample = 1;  // only each sample-th workgroup: counters are then of those, and results incomplete
+  std::vector<uint64_t> chosen = {};   // or these, by their numbers in the grid
+  RecordedLaunch* recorded = nullptr;  // what their waves did
 };
 void run(const Launch& launch, Tally& tally, const RunOptions& options);
 

@@ -43,8 +43,8 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(builds.interpreter()), mode=ctypes.RTLD_GLOBAL)
     for name in ("hipGetErrorString", "hipGetErrorName", "gfx942_last_fault", "gfx942_counters_json"):
         getattr(loaded, name).restype = ctypes.c_char_p
-    for name in ("gfx942_device_json", "gfx942_kernel_json", "gfx942_kernels_json", "gfx942_operations"):
-        getattr(loaded, name).restype = ctypes.c_char_p
+    for name in ("device_json", "kernel_json", "kernels_json", "operations", "recordings_json"):
+        getattr(loaded, f"gfx942_{name}").restype = ctypes.c_char_p
     return loaded
 
 
@@ -72,6 +72,21 @@ def described(name: str, *args: Any) -> Any:
 def set_sample(every: int) -> None:
     """Run only each so many-th workgroup: for counters alone, as results are then incomplete."""
     library().gfx942_set_sample(every)
+
+
+def set_recording(wave_instructions: int) -> None:
+    """From now on launches run as many workgroups as make about so many wave instructions, and what these do is
+    recorded to be timed; 0 ends it."""
+    library().gfx942_set_recording(ctypes.c_uint64(wave_instructions))
+
+
+def forget_recordings() -> None:
+    library().gfx942_forget_recordings()
+
+
+def recordings() -> list[dict[str, Any]]:
+    """The launches that were recorded, with the words of interpreter/events.h."""
+    return described("gfx942_recordings_json")
 
 
 def properties() -> dict[str, Any]:

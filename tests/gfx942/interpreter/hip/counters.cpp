@@ -140,6 +140,37 @@ void gfx942_reset_counters() {
   runtime().records.clear();
 }
 
+void gfx942_set_recording(uint64_t wave_instructions) {
+  const std::lock_guard guard(runtime().lock);
+  runtime().recorded_instructions = wave_instructions;
+}
+
+void gfx942_forget_recordings() {
+  const std::lock_guard guard(runtime().lock);
+  runtime().recorded.clear();
+}
+
+// For tests and tools that read the words themselves: of launch number `launch`, of workgroups in order, of waves.
+const char* gfx942_recordings_json() {
+  static std::string buffer;
+  return kept(buffer, [] {
+    Json json;
+    json.open('[');
+    for (const auto& [function, launch] : runtime().recorded) {
+      json.open('{').member("kernel", std::string_view(launch.code->name));
+      json.key("grid").list(launch.grid).key("block").list(launch.block).key("groups").open('[');
+      for (const auto& [number, waves] : launch.groups) {
+        json.open('{').member("number", number).key("waves").open('[');
+        for (const auto& words : waves) json.list(words);
+        json.close(']').close('}');
+      }
+      json.close(']').close('}');
+    }
+    json.close(']');
+    return json.text();
+  });
+}
+
 const char* gfx942_counters_json() {
   static std::string buffer;
   return kept(buffer, [] {

@@ -12,6 +12,11 @@ extern "C" {
 
 // ---- how launches run
 void gfx942_set_sample(uint32_t every);  // only each so many-th workgroup of a launch: results are then incomplete
+// From now on a launch runs as many workgroups as make about so many wave instructions, and what they do is recorded,
+// to be timed; 0: launches run as they are, and nothing is. What was recorded stays until it is forgotten.
+void gfx942_set_recording(uint64_t wave_instructions);
+void gfx942_forget_recordings(void);
+const char* gfx942_recordings_json(void);  // the words of interpreter/events.h
 
 // ---- memory of the host that kernels may touch, beside what hipMalloc gave
 void gfx942_register_memory(const void* begin, size_t bytes);

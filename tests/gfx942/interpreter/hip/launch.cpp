@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "memory.h"
+#include "recording.h"
 #include "runtime.h"
 
 namespace gfx942::hip {
@@ -157,7 +158,10 @@ void launch(const Function& function, const Shape& shape, const Arguments& argum
   l.arguments = segments.arguments();
   l.packet = segments.packet();
   ++record.launches[shape];
-  run(l, record.tally, runtime().options);
+  if (const uint64_t instructions = runtime().recorded_instructions)
+    runtime().recorded.emplace_back(&function, gfx942::record(l, record.tally, instructions));
+  else
+    run(l, record.tally, runtime().options);
 }
 
 }  // namespace gfx942::hip

@@ -86,6 +86,7 @@ void Runtime::remove(Module* module) {
   std::erase_if(kernels, [&](const auto& k) { return k.second->module == module; });
   std::erase_if(variables, [&](const auto& v) { return v.second.module == module; });
   std::erase_if(records, [&](const auto& r) { return r.first->module == module; });
+  std::erase_if(recorded, [&](const auto& r) { return r.first->module == module; });
   modules.erase(module);
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "code.h"
+#include "events.h"
 #include "fault.h"
 #include "workgroup.h"
 
@@ -120,6 +121,8 @@ struct Runtime {
   std::unordered_map<const void*, Variable> variables;  // by the address of the host's shadow
   std::map<const Function*, Record> records;            // of those that were launched
   RunOptions options;
+  uint64_t recorded_instructions = 0;  // about so many a launch; 0: nothing is recorded
+  std::vector<std::pair<const Function*, RecordedLaunch>> recorded;
 
   Module& add(const uint8_t* image);
   void remove(Module* module);
