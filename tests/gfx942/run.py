@@ -3,6 +3,7 @@
 
 python tests/gfx942/run.py kernel.co                                     lists its kernels
 python tests/gfx942/run.py kernel.co --kernel twice --grid 4 --block 256 --arg 'f32[1024]=random' --arg 1024
+python tests/gfx942/run.py --checks                                      lists the checks that may be warnings
 """
 
 from __future__ import annotations
@@ -91,6 +92,12 @@ def listing(kernels: list[Any]) -> str:
     return "\n".join(lines)
 
 
+def checks() -> str:
+    import device
+
+    return "\n".join(f"{c.name}: {c.mode}\n  {c.finds}\n  as a warning: {c.otherwise}" for c in device.checks())
+
+
 def report(name: str, buffers: dict[str, np.ndarray]) -> str:
     import device
     import roofline
@@ -108,7 +115,8 @@ def report(name: str, buffers: dict[str, np.ndarray]) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="a code object for gfx942")
+    parser.add_argument("file", type=Path, nargs="?", help="a code object for gfx942")
+    parser.add_argument("--checks", action="store_true", help="lists the checks that GFX942_CHECKS names")
     parser.add_argument("--kernel", help="which one to run")
     parser.add_argument("--grid", type=extent, default=(1,), help="workgroups")
     parser.add_argument("--block", type=extent, default=(64,), help="threads of one")
@@ -117,6 +125,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="writes the buffers to this .npz")
     options = parser.parse_args(arguments)
+    if options.checks:
+        print(checks())
+        return 0
+    if not options.file:
+        parser.error("expected a code object")
     try:
         random = np.random.default_rng(options.seed)
         values = [argument(text, random) for text in options.arg]

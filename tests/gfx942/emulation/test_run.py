@@ -33,6 +33,11 @@ def test_it_lists_kernels(file: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "twice: " in text and "argument 1: by_value, 4 bytes" in text
 
 
+def test_it_lists_checks(capsys: pytest.CaptureFixture[str], device: ModuleType) -> None:
+    assert run.main(["--checks"]) == 0
+    assert "lds-race: error\n" in capsys.readouterr().out
+
+
 def test_it_runs_one(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "x.npz"
     arguments = ["--kernel", "twice", "--grid", "2", "--block", "64", "--arg", "f32[128]=range", "--arg", "100"]

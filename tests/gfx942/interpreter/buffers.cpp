@@ -15,7 +15,7 @@ Buffer descriptor(const Wave& w, const Instruction& i, const Operand& o) {
   w.check_arrived(i, o.index, 4);
   const uint32_t* word = &w.s[o.index];
   for (int k = 0; k < 4; ++k)
-    if (w.s_defined[o.index + k] != ~0u) w.fail(i, "the descriptor is undefined");
+    if (w.s_defined[o.index + k] != ~0u) w.complain_undefined(i, "the descriptor is undefined");
   const uint32_t swizzle = word[1] >> 31, user_vm = word[3] >> 19 & 3, add_lane = word[3] >> 23 & 1,
                  type = word[3] >> 30;
   if (swizzle || user_vm || add_lane || type)
@@ -40,7 +40,8 @@ BufferPlaces buffer_places(const Wave& w, const Instruction& i, int first_operan
   const uint32_t* index = i.with.idxen ? w.v[address.index].lane : nullptr;
   const uint32_t* offset = i.with.offen ? w.v[address.index + registers - 1].lane : nullptr;
   const bool structured = buffer.stride && index;
-  if (buffer.stride && !index) w.fail(i, "a descriptor with a stride, without an index, is not implemented");
+  if (buffer.stride && !index)
+    w.complain(Check::buffer_stride, i, -1, [] { return std::string("a descriptor with a stride, without an index"); });
 
   BufferPlaces p;
   std::fill_n(p.address, kLanes, 0);
@@ -53,13 +54,17 @@ BufferPlaces buffer_places(const Wave& w, const Instruction& i, int first_operan
       bool fits;
       if (structured) {
         fits = record < buffer.records;
-        if (fits && end > buffer.stride) w.fail(i, "an offset beyond the descriptor's stride is not implemented", l);
+        if (fits && end > buffer.stride)
+          w.complain(Check::buffer_stride, i, l,
+                     [] { return std::string("an offset beyond the descriptor's stride"); });
       } else {
-        fits = first < buffer.records;
         // Documents differ in whether the scalar offset counts, and in what an element on the edge gives.
+        fits = first + scalar < buffer.records;
+        if (!fits && first < buffer.records)
+          w.complain(Check::buffer_offset, i, l,
+                     [] { return std::string("an element beyond the buffer by the scalar offset"); });
         if (fits && end + scalar > buffer.records)
-          w.fail(i, "an element across the end of the buffer, or beyond it by the scalar offset, is not implemented",
-                 l);
+          w.fail(i, "an element across the end of the buffer is not implemented", l);
       }
       if (fits) p.within[k] |= Mask(1) << l;
     }

@@ -200,7 +200,6 @@ void CodeObject::decode(Code& code) {
   if (word(56) >> 16) throw Fault("code object: kernel " + code.name + " wants preloaded arguments; not implemented");
   code.user_sgprs = code.rsrc2 >> 1 & 31;
   code.mode = (rsrc1 >> 12 & 0xff) | (rsrc1 >> 21 & 1) << 8 | (rsrc1 >> 23 & 1) << 9;
-  if (!(rsrc1 >> 23 & 1)) throw Fault("code object: kernel " + code.name + " runs without IEEE mode; not implemented");
   code.base = reinterpret_cast<uint64_t>(image_);
   code.object = this;
   const uint8_t* begin = d + entry;  // assembly may not say how long it is

@@ -11,7 +11,7 @@ void give(Wave& w, const Instruction& i, Mask bits, Mask defined, bool sets_exec
   const Mask on = w.exec();
   w.set_lane_mask(i, i.destination(), bits, defined);
   if (!sets_exec) return;
-  if (~defined & on) w.fail(i, "EXEC becomes undefined", std::countr_zero(~defined & on));
+  if (~defined & on) w.complain_undefined(i, "EXEC becomes undefined", std::countr_zero(~defined & on));
   w.set_exec(bits & on);
 }
 

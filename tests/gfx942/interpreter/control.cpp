@@ -13,14 +13,14 @@ constexpr uint64_t kAll = ~uint64_t(0);
 void go(Wave& w, const Instruction& i) { w.pc = i.target; }
 template <bool when>
 void branch_scc(Wave& w, const Instruction& i) {
-  if (!w.scc_defined) w.fail(i, "SCC is undefined");
+  if (!w.scc_defined) w.complain_undefined(i, "SCC is undefined");
   if (w.scc == when) w.pc = i.target;
 }
 template <bool zero>
 void branch_vcc(Wave& w, const Instruction& i) {
   const uint64_t defined = w.pair_defined(kVcc), x = w.pair(kVcc);
   w.check_arrived(i, kVcc, 2);
-  if (defined != kAll && !(x & defined)) w.fail(i, "VCC is undefined", std::countr_one(defined));
+  if (defined != kAll && !(x & defined)) w.complain_undefined(i, "VCC is undefined", std::countr_one(defined));
   if ((x == 0) == zero) w.pc = i.target;
 }
 template <bool zero>

@@ -18,15 +18,6 @@ void unpack(Bits<count> x, uint32_t (&to)[count]) {
   std::memcpy(to, &x, sizeof x);
 }
 
-// An access that races, in the first lane where it does.
-[[noreturn]] void find_race(const Wave& w, const Instruction& i, Lds::Use use, const Vector& at, uint32_t bytes) {
-  for (Mask m = w.exec(); m; m &= m - 1) {
-    const int l = std::countr_zero(m);
-    if (!w.group.lds.note(use, at.lane[l], bytes, w.number)) lds_race(w, i, use, at.lane[l], bytes, l);
-  }
-  w.fail(i, "LDS race");
-}
-
 // `count` dwords of each lane into as many registers, and which lanes of them are defined.
 template <int count>
 void read_dwords(Wave& w, const Instruction& i, const Vector& at, int first_register) {
@@ -44,7 +35,7 @@ void read_dwords(Wave& w, const Instruction& i, const Vector& at, int first_regi
     for (int r = 0; r < count; ++r) to[r].lane[l] = parts[r];
   });
   if (Lds::any(rivals)) [[unlikely]]
-    find_race(w, i, Lds::Use::read, at, 4 * count);
+    find_races(w, i, Lds::Use::read, at, 4 * count);
   for (int r = 0; r < count; ++r) w.v_defined[first_register + r] |= on;
   if (!Lds::any(U(~defined))) return;
   for (Mask m = on; m; m &= m - 1) {
@@ -84,7 +75,7 @@ void write_dwords(Wave& w, const Instruction& i, const Vector& at, int first_reg
     });
   }
   if (Lds::any(rivals)) [[unlikely]]
-    find_race(w, i, Lds::Use::write, at, 4 * count);
+    find_races(w, i, Lds::Use::write, at, 4 * count);
 }
 // 12 bytes: 8, and then 4.
 template <>
@@ -179,7 +170,7 @@ void read_part(Wave& w, const Instruction& i) {
       lanes[l] = placed<U>(0, x, part);
   });
   if (rivals) [[unlikely]]
-    find_race(w, i, Lds::Use::read, at, sizeof(U));
+    find_races(w, i, Lds::Use::read, at, sizeof(U));
   w.v_defined[to.index] |= on;
   if (defined != U(~U(0)))
     for (Mask m = on; m; m &= m - 1) {
@@ -203,7 +194,7 @@ void write_part(Wave& w, const Instruction& i) {
   U rivals = 0;
   for_lanes(w.exec(), [&](int l) { rivals |= lds.write<U>(at.lane[l], U(lanes[l] >> shift), U(-U(known >> l & 1))); });
   if (rivals) [[unlikely]]
-    find_race(w, i, Lds::Use::write, at, sizeof(U));
+    find_races(w, i, Lds::Use::write, at, sizeof(U));
   w.issue_lgkm({});
   w.remember(Lds::Use::write, sizeof(U), w.exec(), at);
   tally_lds<sizeof(U)>(w, i, at, false);

@@ -46,9 +46,14 @@ uint32_t placed_half(uint32_t old, U x, bool sign_extend, Part part) {
   return placed<uint16_t>(old, sign_extend ? uint16_t(int16_t(std::make_signed_t<U>(x))) : uint16_t(x), part);
 }
 
-[[noreturn]] inline void lds_race(const Wave& w, const Instruction& i, Lds::Use use, uint32_t at, uint32_t bytes,
-                                  int lane) {
-  w.fail(i, w.group.lds.race(use, at, bytes, w.number), lane);
+// After the access: Lds knows then whether a write changed anything.
+inline void lds_race(const Wave& w, const Instruction& i, Lds::Use use, uint32_t at, uint32_t bytes, bool changes,
+                     int lane) {
+  const Lds::Race found = w.group.lds.race(use, at, bytes, w.number);
+  const Check check = found.late                           ? Check::lds_wait
+                      : use == Lds::Use::write && !changes ? Check::lds_same_bytes
+                                                           : Check::lds_race;
+  w.complain(check, i, lane, [&] { return Lds::text_of(found, use); });
 }
 [[noreturn]] inline void outside_lds(const Wave& w, const Instruction& i, bool write, uint32_t at, uint32_t bytes,
                                      int lane) {
@@ -56,6 +61,15 @@ uint32_t placed_half(uint32_t old, U x, bool sign_extend, Part part) {
          std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes at LDS address " +
              std::to_string(at) + ", outside the workgroup's " + std::to_string(w.group.lds.size()) + " bytes",
          lane);
+}
+
+// An access that races, in the lanes where it does.
+inline void find_races(const Wave& w, const Instruction& i, Lds::Use use, const Vector& at, uint32_t bytes) {
+  const bool changes = w.group.lds.take_changed();
+  for (Mask m = w.exec(); m; m &= m - 1) {
+    const int l = std::countr_zero(m);
+    if (!w.group.lds.note(use, at.lane[l], bytes, w.number)) lds_race(w, i, use, at.lane[l], bytes, changes, l);
+  }
 }
 
 // f(lane) for each that is on.

@@ -35,7 +35,7 @@ void atomic(Wave& w, const Instruction& i) {
     const int l = std::countr_zero(m);
     const uint32_t a = at.lane[l];
     if (a % sizeof(U)) w.fail(i, "an atomic at LDS address " + std::to_string(a) + ", which is not aligned", l);
-    if (!lds.note(Lds::Use::atomic, a, sizeof(U), w.number)) lds_race(w, i, Lds::Use::atomic, a, sizeof(U), l);
+    if (!lds.note(Lds::Use::atomic, a, sizeof(U), w.number)) lds_race(w, i, Lds::Use::atomic, a, sizeof(U), true, l);
     const U old = lds.value<U>(a);
     const bool was_known = lds.defined<U>(a);
     const U x = f(old, data_of<U>(w, data, l), sources == 2 ? data_of<U>(w, other, l) : U(0), mode);

@@ -8,6 +8,7 @@ namespace gfx942 {
 
 Lds::Lds(uint32_t bytes, int waves) : size_(bytes), planes_(waves > 8 ? 2 : 1), bytes_(bytes), defined_(bytes) {
   for (int p = 0; p < planes_; ++p) writer_[p].resize(bytes), reader_[p].resize(bytes), atomic_[p].resize(bytes);
+  for (int p = 0; p < planes_; ++p) late_[p].resize(bytes);
   reset();
 }
 
@@ -23,8 +24,9 @@ void Lds::next_epoch() {
     std::ranges::fill(writer_[p], 0);
     std::ranges::fill(reader_[p], 0);
     if (atomics_) std::ranges::fill(atomic_[p], 0);
+    if (any_late_) std::ranges::fill(late_[p], 0);
   }
-  atomics_ = false;
+  atomics_ = any_late_ = false;
   more_ = planes_ > 1;
 }
 
@@ -56,17 +58,26 @@ bool Lds::note(Use use, uint32_t at, uint32_t bytes, int wave) {
   return found == 0;
 }
 
-std::string Lds::race(Use use, uint32_t at, uint32_t bytes, int wave) const {
-  constexpr const char* kDoes[] = {"reads", "writes", "updates"};
-  for (uint32_t b = at; b < at + bytes; ++b)
-    if (const uint32_t all = rivals(use, b, wave)) {
-      const int other = std::countr_zero(all);
-      const char* did = waves(writer_, b) >> other & 1 ? "wrote" : waves(reader_, b) >> other & 1 ? "read" : "updated";
-      return "LDS race with wave " + std::to_string(other) + " at LDS address " + std::to_string(b) +
-             ": this instruction " + kDoes[int(use)] + " what wave " + std::to_string(other) + " " + did +
-             ", with no barrier between";
-    }
-  return "LDS race";
+void Lds::note_late(Use use, uint32_t at, uint32_t bytes, int wave) {
+  note(use, at, bytes, wave);
+  for (uint32_t b = at; b < at + bytes; ++b) late_[wave / 8][b] |= uint8_t(1 << wave % 8);
+  any_late_ = true;
+}
+
+Lds::Race Lds::race(Use use, uint32_t at, uint32_t bytes, int wave) const {
+  uint32_t b = at;
+  while (b + 1 < at + bytes && !rivals(use, b, wave)) ++b;
+  const int other = std::countr_zero(rivals(use, b, wave));
+  const auto is_in = [&](const std::vector<uint8_t>(&planes)[2]) { return bool(waves(planes, b) >> other & 1); };
+  return {other, b, is_in(writer_) ? Use::write : is_in(reader_) ? Use::read : Use::atomic, is_in(late_)};
+}
+
+std::string Lds::text_of(const Race& r, Use use) {
+  constexpr const char *kDoes[] = {"reads", "writes", "updates"}, *kDid[] = {"read", "wrote", "updated"};
+  const std::string other = "wave " + std::to_string(r.other);
+  return "LDS race with " + other + " at LDS address " + std::to_string(r.byte) + ": this instruction " +
+         kDoes[int(use)] + " what " + other + " " + kDid[int(r.did)] +
+         (r.late ? " before the last barrier without a wait" : ", with no barrier between");
 }
 
 }  // namespace gfx942

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gfx942 {
@@ -58,6 +59,8 @@ class Lds {
       U rivals = (get<U>(writer_ + at) | get<U>(reader_ + at)) & ~mine;
       if (lds_->more_) [[unlikely]]
         rivals |= lds_->more_rivals<U>(Use::write, at, *this);
+      if (any(rivals)) [[unlikely]]
+        lds_->changed_ |= any(U(get<U>(bytes_ + at) ^ x));
       put<U>(writer_ + at, mine | get<U>(writer_ + at));
       put<U>(bytes_ + at, x);
       put<U>(defined_ + at, defined);
@@ -71,7 +74,7 @@ class Lds {
 
    private:
     friend Lds;
-    const Lds* lds_;
+    Lds* lds_;
     uint8_t *bytes_, *defined_, *writer_, *reader_;  // the plane of the wave
     int plane_;
     uint8_t bit_;
@@ -80,7 +83,18 @@ class Lds {
 
   // The same for an access of any size, without its data. False where it races.
   bool note(Use use, uint32_t at, uint32_t bytes, int wave);
-  std::string race(Use use, uint32_t at, uint32_t bytes, int wave) const;
+  // Of an access before the last barrier that no wait had passed there.
+  void note_late(Use use, uint32_t at, uint32_t bytes, int wave);
+  struct Race {
+    int other;      // wave
+    uint32_t byte;  // the first one
+    Use did;
+    bool late;  // the other access was noted as such
+  };
+  Race race(Use use, uint32_t at, uint32_t bytes, int wave) const;
+  static std::string text_of(const Race& r, Use use);
+  // Whether writes that raced changed anything, since this was last asked.
+  bool take_changed() { return std::exchange(changed_, false); }
 
   template <class U>
   static U spread(uint8_t x) {
@@ -127,8 +141,10 @@ class Lds {
   uint32_t size_;
   int planes_;                   // of eight waves each
   bool atomics_ = false, more_;  // any since the last barrier; that, or a second plane
+  bool changed_ = false;
+  bool any_late_ = false;
   std::vector<uint8_t> bytes_, defined_;
-  std::vector<uint8_t> writer_[2], reader_[2], atomic_[2];  // a bit for each wave of a plane
+  std::vector<uint8_t> writer_[2], reader_[2], atomic_[2], late_[2];  // a bit for each wave of a plane
 };
 
 }  // namespace gfx942

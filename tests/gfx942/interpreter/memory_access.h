@@ -35,7 +35,7 @@ void check_memory_result(const Wave& w, const Instruction& i, const Operand& res
 
 inline void check_stored(const Wave& w, const Instruction& i, const Operand& data, Mask lanes) {
   if (const Mask undefined = lanes & ~read_registers(w, i, data))
-    w.fail(i, "stores an undefined value", std::countr_zero(undefined));
+    w.complain_undefined(i, "stores an undefined value", std::countr_zero(undefined));
 }
 
 void add_buffers(Table&);
@@ -62,7 +62,7 @@ U read_lane(Wave& w, const Instruction& i, const LaneAddresses& p, int lane, uin
     std::memcpy(&x, reinterpret_cast<const void*>(at), sizeof x);
   } else if (p.lds >> lane & 1) {
     const Lds::View lds = w.group.lds.view(w.number);
-    if (lds.read<U>(uint32_t(at), x)) lds_race(w, i, Lds::Use::read, uint32_t(at), sizeof(U), lane);
+    if (lds.read<U>(uint32_t(at), x)) lds_race(w, i, Lds::Use::read, uint32_t(at), sizeof(U), true, lane);
     if (lds.defined<U>(uint32_t(at)) != U(~U(0))) {
       defined = false;
       note_uninitialised(w, i, uint32_t(at), lane);
@@ -81,7 +81,7 @@ void write_lane(Wave& w, const Instruction& i, const LaneAddresses& p, int lane,
     std::memcpy(reinterpret_cast<void*>(at), &x, sizeof x);
   } else if (p.lds >> lane & 1) {
     if (w.group.lds.view(w.number).write<U>(uint32_t(at), x, U(defined ? ~U(0) : U(0))))
-      lds_race(w, i, Lds::Use::write, uint32_t(at), sizeof(U), lane);
+      lds_race(w, i, Lds::Use::write, uint32_t(at), sizeof(U), w.group.lds.take_changed(), lane);
   } else {
     const size_t byte = size_t(w.code.scratch_bytes) * lane + at;
     std::memcpy(&w.scratch[byte], &x, sizeof x);

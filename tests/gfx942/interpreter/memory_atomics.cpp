@@ -28,7 +28,7 @@ U update(U* at, U data, U other, AtomicMode& mode) {
 template <class U, AtomicFunction<U> f>
 U update_lds(Wave& w, const Instruction& i, uint32_t at, U data, U other, AtomicMode& mode, int lane, bool& defined) {
   Lds& lds = w.group.lds;
-  if (!lds.note(Lds::Use::atomic, at, sizeof(U), w.number)) lds_race(w, i, Lds::Use::atomic, at, sizeof(U), lane);
+  if (!lds.note(Lds::Use::atomic, at, sizeof(U), w.number)) lds_race(w, i, Lds::Use::atomic, at, sizeof(U), true, lane);
   const U old = lds.value<U>(at);
   defined = lds.defined<U>(at);
   if (!defined) note_uninitialised(w, i, at, lane);

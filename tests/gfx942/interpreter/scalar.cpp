@@ -193,7 +193,7 @@ void save_exec(Wave& w, const Instruction& i) {
   const auto x = read<uint64_t>(w, i, i.source(0));
   const Known<uint64_t> exec{w.exec(), kAll};
   const auto r = swapped ? logic(op, exec, x) : logic(op, x, exec);
-  if (r.defined != kAll) w.fail(i, "EXEC becomes undefined", std::countr_one(r.defined));
+  if (r.defined != kAll) w.complain_undefined(i, "EXEC becomes undefined", std::countr_one(r.defined));
   write(w, i, exec.value, kAll);
   w.set_exec(r.value);
   set_scc(w, r.value != 0, true);
@@ -205,7 +205,7 @@ void move(Wave& w, const Instruction& i) {
 }
 template <class T>
 void conditional_move(Wave& w, const Instruction& i) {
-  if (!w.scc_defined) w.fail(i, "SCC is undefined");
+  if (!w.scc_defined) w.complain_undefined(i, "SCC is undefined");
   if (w.scc) move<T>(w, i);
 }
 template <class T>

@@ -46,7 +46,9 @@ void Wave::run_on() {
   }
 }
 
-void Wave::fail(const Instruction& i, const std::string& what, int lane) const {
+void Wave::fail(const Instruction& i, const std::string& what, int lane) const { throw Fault(report(i, what, lane)); }
+
+std::string Wave::report(const Instruction& i, const std::string& what, int lane) const {
   char place[32];
   std::snprintf(place, sizeof place, "%llx", (unsigned long long)(i.address - code.base));
   std::string text = code.name + ": " + what + "\n  instruction " + place + ": " + i.text + "\n  workgroup (" +
@@ -57,7 +59,7 @@ void Wave::fail(const Instruction& i, const std::string& what, int lane) const {
     text += "\n  first uninitialised LDS read: address " + std::to_string(first.address) + ", lane " +
             std::to_string(first.lane) + ", " + first.instruction->text;
   if (const std::string source = code.object->source_of(i.address); !source.empty()) text += "\n  source " + source;
-  throw Fault(text);
+  return text;
 }
 
 void Wave::check_arrived_slowly(const Instruction& i, int reg, int count) const {
@@ -66,8 +68,10 @@ void Wave::check_arrived_slowly(const Instruction& i, int reg, int count) const 
     if (!late_vm && !late_lgkm) continue;
     const char kind = r < kScalars ? 's' : r < kScalars + kAccumulators ? 'v' : 'a';
     const int number = kind == 's' ? r : (r - kScalars) % kAccumulators;
-    fail(i, kind + std::to_string(number) + " is used before the s_waitcnt for what loads it (" +
-                (late_vm ? "vmcnt" : "lgkmcnt") + ")");
+    complain(Check::wait, i, -1, [&] {
+      return kind + std::to_string(number) + " is used before the s_waitcnt for what loads it (" +
+             (late_vm ? "vmcnt" : "lgkmcnt") + ")";
+    });
   }
 }
 
@@ -76,7 +80,8 @@ void Wave::leave_barrier() {
   // What was not waited for before the barrier happens after it, for all that the others know.
   std::erase_if(lds_accesses, [&](const LdsAccess& a) { return a.number <= lgkm.done; });
   for (const LdsAccess& a : lds_accesses)
-    for (Mask m = a.lanes; m; m &= m - 1) group.lds.note(a.use, a.address.lane[std::countr_zero(m)], a.bytes, number);
+    for (Mask m = a.lanes; m; m &= m - 1)
+      group.lds.note_late(a.use, a.address.lane[std::countr_zero(m)], a.bytes, number);
 }
 
 void Wave::remember(Lds::Use use, uint32_t bytes, Mask lanes, const Vector& address) {
@@ -202,7 +207,10 @@ uint64_t Wave::scalar(const Instruction& i, const Operand& o, uint64_t* defined)
 void Wave::set_scalar(const Instruction& i, const Operand& o, uint64_t x, uint64_t defined) {
   if (!o.is_scalar()) fail(i, "a scalar destination was expected");
   check_arrived(i, o.index, o.registers);
-  if (o.index == kExec && defined != ~uint64_t(0)) fail(i, "EXEC becomes undefined", std::countr_one(defined));
+  if (o.index == kExec && defined != ~uint64_t(0)) {
+    complain_undefined(i, "EXEC becomes undefined", std::countr_one(defined));
+    defined = ~uint64_t(0);
+  }
   if (o.registers == 1) {
     s[o.index] = uint32_t(x), s_defined[o.index] = uint32_t(defined);
   } else {
@@ -213,7 +221,7 @@ void Wave::set_scalar(const Instruction& i, const Operand& o, uint64_t x, uint64
 uint64_t Wave::known_scalar(const Instruction& i, const Operand& o, const char* as) const {
   uint64_t defined;
   const uint64_t x = scalar(i, o, &defined);
-  if (defined != ~uint64_t(0)) fail(i, std::string(as) + " is undefined");
+  if (defined != ~uint64_t(0)) complain_undefined(i, std::string(as) + " is undefined");
   return x;
 }
 

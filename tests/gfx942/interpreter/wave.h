@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "checks.h"
+#include "code.h"
 #include "events.h"
 #include "fault.h"
 #include "instruction.h"
@@ -19,7 +21,6 @@ namespace gfx942 {
 constexpr uint32_t kSharedAperture = 0xfffe0000u, kPrivateAperture = 0xfffd0000u;
 
 class Workgroup;
-struct Code;
 struct Tally;
 
 struct alignas(64) Vector {
@@ -110,7 +111,7 @@ class Wave {
   };
   std::vector<LdsAccess> lds_accesses;
   void remember(Lds::Use use, uint32_t bytes, Mask lanes, const Vector& address);  // of what lgkm counted last
-  // Where LDS was first read that nothing had been written to: fail() tells, since a fault may come of it.
+  // Where LDS was first read that nothing had been written to: a report tells, since a fault may come of it.
   struct {
     const Instruction* instruction = nullptr;
     uint32_t address = 0;
@@ -118,6 +119,15 @@ class Wave {
   } uninitialised_lds;
 
   [[noreturn]] void fail(const Instruction& i, const std::string& what, int lane = -1) const;
+  // What a check found: the end, or a warning.
+  template <class Words>
+  void complain(Check c, const Instruction& i, int lane, Words what) const {
+    if (!checks().warns(c)) fail(i, what() + named(c), lane);
+    checks().warn(c, code.name, i.address - code.base, [&] { return report(i, what() + named(c), lane); });
+  }
+  void complain_undefined(const Instruction& i, const std::string& what, int lane = -1) const {
+    complain(Check::undefined, i, lane, [&] { return what; });
+  }
 
   // ---- what is under way
   // Before registers are read or written: they must not wait for memory.
@@ -149,12 +159,13 @@ class Wave {
   // One value that everything depends on: a fault where it is undefined.
   uint64_t known_scalar(const Instruction& i, const Operand& o, const char* as) const;
   void check_known(const Instruction& i, Mask undefined, const char* as) const {
-    if (undefined) fail(i, std::string(as) + " is undefined", std::countr_zero(undefined));
+    if (undefined) complain_undefined(i, std::string(as) + " is undefined", std::countr_zero(undefined));
   }
 
  private:
   template <bool records>
   void run_on();
+  std::string report(const Instruction& i, const std::string& what, int lane) const;
   const uint32_t* moved(const Instruction& i, const uint32_t* x, Vector& buffer, Mask& defined) const;
   Mask dpp_sources_on(const Instruction& i) const;
   Mask dpp_writes(const Instruction& i) const;

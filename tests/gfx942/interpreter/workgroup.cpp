@@ -91,16 +91,31 @@ void Workgroup::run(std::array<uint32_t, 3> position) {
       ended += w->ended, waiting += w->at_barrier;
     }
     if (ended == waves_.size()) return;
-    if (waiting && ended) {  // hardware counts a wave that has ended as arrived, and so hides the mistake
-      for (auto& w : waves_)
-        if (w->at_barrier) w->fail(w->code.instructions[w->pc - 1], "divergent barrier: other waves have ended");
-    }
-    // Barriers of different places are no fault of themselves, but nobody writes them on purpose.
-    for (auto& w : waves_)
-      if (w->pc != waves_[0]->pc)
-        w->fail(w->code.instructions[w->pc - 1], "divergent barrier: wave 0 waits at another one");
+    check_barrier();
     lds.next_epoch();
-    for (auto& w : waves_) w->leave_barrier();
+    for (auto& w : waves_)
+      if (w->at_barrier) w->leave_barrier();
+  }
+}
+
+// Hardware counts a wave that has ended as arrived, which hides the mistake if it is one. Waves that take turns wait at
+// different barriers on purpose; compilers' code does not.
+void Workgroup::check_barrier() const {
+  const Wave* first = nullptr;
+  bool ended = false;
+  for (const auto& w : waves_) {
+    ended |= w->ended;
+    if (!first && w->at_barrier) first = w.get();
+  }
+  for (const auto& w : waves_) {
+    if (!w->at_barrier) continue;
+    const Instruction& barrier = w->code.instructions[w->pc - 1];
+    if (ended)
+      w->complain(Check::ended_barrier, barrier, -1,
+                  [] { return std::string("divergent barrier: other waves have ended"); });
+    if (w->pc != first->pc)
+      w->complain(Check::divergent_barrier, barrier, -1,
+                  [&] { return "divergent barrier: wave " + std::to_string(first->number) + " waits at another one"; });
   }
 }
 

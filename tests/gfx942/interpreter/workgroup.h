@@ -59,6 +59,7 @@ class Workgroup {
 
  private:
   void start(Wave& wave, int number);
+  void check_barrier() const;
 
   Tally& tally_;
   std::vector<std::unique_ptr<Wave>> waves_;

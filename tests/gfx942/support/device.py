@@ -10,11 +10,12 @@ counters()[0].instructions
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(builds.interpreter()), mode=ctypes.RTLD_GLOBAL)
     for name in ("hipGetErrorString", "hipGetErrorName", "gfx942_last_fault", "gfx942_counters_json"):
         getattr(loaded, name).restype = ctypes.c_char_p
-    for name in ("device_json", "kernel_json", "kernels_json", "operations", "recordings_json"):
+    texts = ("device_json", "kernel_json", "kernels_json", "operations", "checks_json", "warnings_json", "recordings_json")
+    for name in texts:
         getattr(loaded, f"gfx942_{name}").restype = ctypes.c_char_p
     return loaded
 
@@ -96,6 +98,48 @@ def properties() -> dict[str, Any]:
 def operations() -> list[str]:
     """The mnemonics that are implemented."""
     return library().gfx942_operations().decode().split()
+
+
+# ---- checks
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the interpreter finds wrong although it could go on."""
+
+    name: str
+    finds: str
+    otherwise: str  # how the run goes on where it is a warning
+    mode: str  # error or warn
+
+
+@dataclass(frozen=True)
+class Warning:
+    """What a check found at one place of a kernel, where it is a warning."""
+
+    check: str
+    times: int
+    text: str  # of the first time
+
+
+def checks() -> list[Check]:
+    return [Check(**x) for x in described("gfx942_checks_json")]
+
+
+@contextlib.contextmanager
+def warn(*names: str) -> Iterator[list[Warning]]:
+    """These checks are warnings meanwhile, then as they were before. The list is filled at the end."""
+    before = checks()
+    found: list[Warning] = []
+    library().gfx942_reset_warnings()
+    try:
+        for name in names:
+            hip("gfx942_set_check", name.encode(), b"warn")
+        yield found
+    finally:
+        found += [Warning(**x) for x in described("gfx942_warnings_json")]
+        for check in before:
+            hip("gfx942_set_check", check.name.encode(), check.mode.encode())
 
 
 # ---- kernels
@@ -169,10 +213,17 @@ class Module:
         segment = bytearray(kernel.kernarg_bytes)
         for a, x in zip(explicit, args, strict=True):
             segment[a.offset : a.offset + a.size] = _bytes_of(x, a.size)
-        buffer = (ctypes.c_char * len(segment)).from_buffer(segment)
+        self.launch_block(name, grid, block, bytes(segment), [x for x in args if isinstance(x, np.ndarray)], lds)
+
+    def launch_block(
+        self, name: str, grid: Extent, block: Extent, segment: bytes, arrays: Sequence[np.ndarray] = (), lds: int = 0
+    ) -> None:
+        """The explicit arguments as bytes, laid out as the kernel wants them. `arrays`: what the pointers among them
+        reach."""
         size = ctypes.c_size_t(len(segment))
+        buffer = ctypes.create_string_buffer(segment, len(segment))
         extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
-        ranges = _ranges([x for x in args if isinstance(x, np.ndarray)])
+        ranges = _ranges(arrays)
         for begin, end in ranges:
             library().gfx942_register_memory(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
         try:

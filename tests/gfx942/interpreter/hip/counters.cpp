@@ -187,6 +187,48 @@ const char* gfx942_counters_json() {
   });
 }
 
+const char* gfx942_checks_json() {
+  static std::string buffer;
+  return kept(buffer, [] {
+    Json json;
+    json.open('[');
+    for (int k = 0; k < kChecks; ++k) {
+      const KnownCheck& c = known(Check(k));
+      json.open('{').member("name", std::string_view(c.name)).member("finds", std::string_view(c.finds));
+      json.member("otherwise", std::string_view(c.otherwise));
+      json.member("mode", std::string_view(checks().warns(Check(k)) ? "warn" : "error")).close('}');
+    }
+    json.close(']');
+    return json.text();
+  });
+}
+
+int gfx942_set_check(const char* name, const char* mode) {
+  return call([&] {
+    try {
+      checks().set(&given(name, "the check"), &given(mode, "the mode"));
+    } catch (const Fault& e) {
+      throw Error(hipErrorInvalidValue, e.what());
+    }
+  });
+}
+
+const char* gfx942_warnings_json() {
+  static std::string buffer;
+  return kept(buffer, [] {
+    Json json;
+    json.open('[');
+    checks().for_each_warning([&](const Warning& w) {
+      json.open('{').member("check", std::string_view(known(w.check).name));
+      json.member("times", w.times).member("text", std::string_view(w.text)).close('}');
+    });
+    json.close(']');
+    return json.text();
+  });
+}
+
+void gfx942_reset_warnings() { checks().forget(); }
+
 const char* gfx942_device_json() {
   static std::string buffer;
   return kept(buffer, [] {

@@ -18,6 +18,12 @@ void gfx942_set_recording(uint64_t wave_instructions);
 void gfx942_forget_recordings(void);
 const char* gfx942_recordings_json(void);  // the words of interpreter/events.h
 
+// ---- checks (checks.h): what is found wrong ends the run, or is a warning on stderr
+const char* gfx942_checks_json(void);                      // all of them, in a list
+int gfx942_set_check(const char* name, const char* mode);  // a name or "all"; "error" or "warn". A hipError_t
+const char* gfx942_warnings_json(void);                    // since the last reset: an object for each place in a kernel
+void gfx942_reset_warnings(void);
+
 // ---- memory of the host that kernels may touch, beside what hipMalloc gave
 void gfx942_register_memory(const void* begin, size_t bytes);
 void gfx942_unregister_memory(const void* begin);

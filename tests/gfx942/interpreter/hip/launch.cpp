@@ -47,6 +47,19 @@ void check_limits(const Code& code, const Shape& s) {
            " bytes of LDS; 65536 are the most");
 }
 
+// What a check finds before a kernel runs.
+template <class Words>
+void complain(Check c, const Code& code, hipError_t error, Words what) {
+  const auto words = [&] { return code.name + ": " + what() + named(c); };
+  if (!checks().warns(c)) throw Error(error, words());
+  checks().warn(c, code.name, 0, words);
+}
+
+void check_mode(const Code& code) {
+  if (!(code.mode >> 9 & 1))
+    complain(Check::ieee_mode, code, hipErrorLaunchFailure, [] { return std::string("begins without IEEE mode"); });
+}
+
 // Arguments that the compiler adds:
 // https://llvm.org/docs/AMDGPUUsage.html#amdgpu-amdhsa-code-object-kernel-argument-metadata-map-table-v5
 uint64_t hidden(const Code& code, const Argument& a, const Shape& s) {
@@ -112,15 +125,23 @@ class Segments {
         if (given.each) {
           std::memcpy(to, given.each[place++], a.size);
         } else {
-          if (a.offset + a.size > given.buffer.size())
-            throw Error(hipErrorInvalidValue, code.name + ": its arguments need " + std::to_string(a.offset + a.size) +
-                                                  " bytes, " + std::to_string(given.buffer.size()) + " were given");
-          std::memcpy(to, given.buffer.data() + a.offset, a.size);
+          copy(code, a, given.buffer, to);
         }
       } else {
         throw Error(hipErrorNotSupported, code.name + ": an argument of kind " + a.kind + " is not implemented");
       }
     }
+  }
+
+  static void copy(const Code& code, const Argument& a, std::span<const uint8_t> given, uint8_t* to) {
+    const size_t end = a.offset + a.size, bytes = given.size() > a.offset ? given.size() - a.offset : 0;
+    if (bytes < a.size) {
+      complain(Check::argument_block, code, hipErrorInvalidValue, [&] {
+        return "its arguments need " + std::to_string(end) + " bytes, " + std::to_string(given.size()) + " were given";
+      });
+      std::memset(to, 0xff, a.size);
+    }
+    if (bytes) std::memcpy(to, given.data() + a.offset, std::min<size_t>(bytes, a.size));
   }
 
   struct alignas(64) Line {
@@ -147,6 +168,7 @@ Shape shape_of(const dim3& grid, const dim3& block, size_t dynamic_lds) {
 void launch(const Function& function, const Shape& shape, const Arguments& arguments) {
   const Code& code = function.code();
   check_limits(code, shape);
+  check_mode(code);
   const std::lock_guard guard(runtime().lock);  // one at a time, as on one stream
   Record& record = runtime().records[&function];
   Segments segments(code, shape, arguments);
