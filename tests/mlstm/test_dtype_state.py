@@ -61,6 +61,18 @@ def test_a_sequence(name: str) -> None:
     assert torch.equal(h, expected) and torch.equal(states[0], wide[0].half())
 
 
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize(
+    ("dtype", "dtype_state"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str
+)
+def test_m_is_as_the_kernel_has_it(name: str, dtype: torch.dtype, dtype_state: torch.dtype) -> None:
+    """As the wrappers and mLSTMBackend return it."""
+    inputs = [torch.randn(2, 3, 7, 4, dtype=dtype) for _ in range(3)]
+    inputs += [torch.randn(2, 3, 7, dtype=dtype) for _ in range(2)]
+    _, states = get_mlstm_sequence_kernel(name)(*inputs, return_last_states=True, dtype_state=dtype_state)
+    assert [x.dtype for x in states] == [dtype_state, dtype_state, dtype]
+
+
 def test_xl_chunk_has_tuning_keywords_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     inputs = [torch.randn(1, 2, 64, 16) for _ in range(3)] + [torch.randn(1, 2, 64) for _ in range(2)]
     kernel = get_mlstm_kernel("chunkwise--triton_xl_chunk")

@@ -38,12 +38,12 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def states_in(dtype_state: torch.dtype | None, states: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """c and n in dtype_state, and m, but m never below float32: bfloat16 would round small steps of it away."""
+    """c and n in dtype_state; m as the kernel has it, never below float32, as bfloat16 would round small steps away."""
     if dtype_state is None:
         return states
     one_of("dtype_state", dtype_state, IO_DTYPES)
     c, n, m = states
-    return c.to(dtype_state), n.to(dtype_state), m.to(accumulate_dtype(dtype_state))
+    return c.to(dtype_state), n.to(dtype_state), m.to(accumulate_dtype(m.dtype))
 
 
 def written_in_place(dtype_state: torch.dtype | None, c: Tensor) -> None:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.autocast import in_kernel_dtype
-from .._core.checks import accumulate_dtype, check_sequence_inputs, has_rank, positive_int
+from .._core.checks import check_sequence_inputs, has_rank, positive_int, states_in
 from ..reference.inputs import wide_states, without_autocast
 from .registry import KernelInfo, check_kernel_accepts, info_of, with_gate
 
@@ -311,8 +311,7 @@ def arbitrary_length(
         logger.info("sequence length %d, chunk_size %d: %s", length, call.chunk_size, by)
     if states is None or not return_last_states:
         return h
-    c, n, m = states
-    return h, (c.to(dtype_state), n.to(dtype_state), m.to(accumulate_dtype(m.dtype)))
+    return h, states_in(dtype_state, states)
 
 
 def _call(
@@ -338,7 +337,7 @@ def _call(
 def _one_token(
     step: Kernel, call: Call, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor
 ) -> tuple[Tensor, States]:
-    # What the step kernel is given has no S left to check, and no initial states.
+    # The step kernel gets tensors without S, and states that are never None, so its own checks do not cover the call.
     check_sequence_inputs(q, k, v, i, f, call.c, call.n, call.m, call.eps, call.chunk_size)
     step.check(q, k, v, i, f, call.c, call.n, call.m)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), call.autocast_kernel_dtype)
