@@ -52,7 +52,7 @@ def cells_of(quick: bool, chunk_size: int) -> list[Cell]:
 
 
 def yardstick(cell: Cell, machine: Machine, quick: bool) -> tuple[str, Call, float]:
-    """What the machine itself can do, timed in the same rounds: name, call, and its flops or bytes."""
+    """The machine's own rates, timed in the same rounds: name, call, and its flops or bytes."""
     if cell.work == "step":
         moved = (8 if quick else 256) << 20
         return COPY, copying(machine, moved), float(moved)
@@ -65,7 +65,7 @@ def measure(session: Session, cell: Cell, advance: Advance) -> Results:
     operator = STEPS if cell.work == "step" else SEQUENCES
     entries, samples = session.compare(operator, cell, advance, unchecked={name: call})
     yard = samples[name].ms
-    # Of a step the states, once in and once out, are what a copy of the same bytes would move too.
+    # A step is compared with a copy of the same bytes: the states, once in and once out.
     work = 2 * cell.state_bytes if cell.work == "step" else cell.flops
     at_its_rate = [ms * work / amount for ms in yard]
     shares = {e["name"]: paired_ratio(at_its_rate, e["ms"]["samples"]) for e in entries if e["provider"] == OURS}

@@ -52,7 +52,7 @@ OPERATOR_OF = {
 CUT_SHORT = "the run ended before it"
 NOTHING, COPY = "an empty kernel", "a copy of C"  # what a replay of a step cannot be faster than
 PEERS = {"triton": "triton", "mlstm_kernels": "mlstm_kernels", "fla": "flash-linear-attention"}  # names that pip has
-# What is aimed at on an H200, by shape: times faster than mlstm_kernels' fastest here and than FLA; "common" is for the
+# The aims on an H200, by shape: times faster than mlstm_kernels' fastest here and than FLA; "common" is for the
 # schedule that AMD users get, a contender of its own. MiB: of h, the gradients and all between. us: one replay.
 AIMS: dict[str, dict[str, dict[str, float]]] = {
     "B1 NH8 256/512": {"step": {"us": 5}},

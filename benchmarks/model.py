@@ -40,7 +40,7 @@ OTHERS = tuple(name.removeprefix(f"{OURS} ") for name in CONTENDERS if name != O
 
 
 class Size:
-    """What the jobs of one size share; the models are there from its first job to its last."""
+    """Shared by the jobs of one size; the models are there from its first job to its last."""
 
     def __init__(self, session: Session, size: str) -> None:
         self.session, self.args, self.size = session, session.args, size

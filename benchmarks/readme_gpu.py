@@ -227,7 +227,7 @@ def _tokens_per_second(size: Results, name: str) -> dict[str, float]:
 
 
 def figures(folder: Path) -> dict[str, dict[str, float]]:
-    """What the picture shows: a panel's title, and in it each bar's name and value."""
+    """The content of the picture: a panel's title, and in it each bar's name and value."""
     model, kernels = results_of(folder, "model_cuda"), results_of(folder, "mlstm_gpu")
     size, cell = model["sizes"][-1], _training_cell(kernels)
     name = f"xLSTM-{size['size'].upper()}"

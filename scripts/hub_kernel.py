@@ -5,11 +5,11 @@ builder reads, and under build/ a folder for each wheel, which `kernels.get_kern
     python scripts/hub_kernel.py FOLDER --variant cpu=xlstm_hip-....whl
     python scripts/hub_kernel.py FOLDER --variant rocm72=ROCM.whl:gfx90a,gfx942 --variant cu130=CUDA.whl:8.0,9.0a
 
-A wheel may also be a folder, that of an installed package. Of the package it takes what its functions need: the mLSTM,
-attention and the layers; no models, commands or stand-ins for other packages, and not the module _native, which is for
-one Python alone. The op library's namespace follows from its file's name (csrc/torch/library.h), so a library that was
-built once serves the package and the hub. In the tests `kernels` parses build.toml and loads build/; its builder, which
-needs Nix, has not been run on the rest.
+A wheel may also be a folder, that of an installed package. It takes from the package only the files that its functions
+need: the mLSTM, attention and the layers; no models, commands or stand-ins for other packages, and not the module
+_native, which is for one Python alone. The op library's namespace follows from its file's name (csrc/torch/library.h),
+so a library that was built once serves the package and the hub. In the tests `kernels` parses build.toml and loads
+build/; its builder, which needs Nix, has not been run on the rest.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ __all__ += ["attention", "layers"]
 PUBLIC_MODULES = dict.fromkeys(["attention", "layers", "mlstm", "reference"])
 """
 
-# What older versions of `kernels` import: the folder below the variant, by the name that the variant's files have.
+# Older versions of `kernels` import the folder below the variant, by the name that the variant's files
+# have.
 COMPATIBLE = """# SPDX-License-Identifier: Apache-2.0
 import importlib.util
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine's GPU does with the package: its tests, the sanitizers, the benchmarks. One folder, one archive.
+"""Runs the package on this machine's GPU: its tests, the sanitizers, the benchmarks. One folder, one archive.
 
     python scripts/try_gpu.py                          everything that can run here, one part after the other
     python scripts/try_gpu.py --list                   the parts, what each needs, how long each may take
@@ -127,7 +127,7 @@ PARTS = (
 
 
 class Report:
-    """What has come of each part, in a folder: whole after each."""
+    """The results of all parts, in a folder that is complete after each part."""
 
     def __init__(self, out: Path, facts: dict[str, Any]) -> None:
         self.out, self.facts = out, facts

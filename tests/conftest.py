@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: which rows of the tables run, the session's accuracy report, torch's settings put back after
+"""Shared by all tests: which rows of the tables run, the session's accuracy report, torch's settings put back after
 each test, no network."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of benchmarks/ share: a command line, the jobs of a run, and its result files."""
+"""Shared by the files of benchmarks/: a command line, the jobs of a run, and its result files."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Session:
         return race(entries, calls, self.pace, advance, self.machine.seconds)
 
     def memory(self, operator: Operator, small: Any, cell: Any) -> list[Entry]:
-        """What one call of each adds to its inputs: on a GPU here, on the CPU in a process of its own. Of a smoke run
-        the first alone."""
+        """The memory that one call of each adds to its inputs: on a GPU here, on the CPU in a process of its own. A
+        smoke run measures only the first."""
         entries: list[Entry] = []
         for x in self.on_this_device(operator)[: 1 if self.quick else None]:
             entry: Entry = {"name": x.name, "provider": x.provider}

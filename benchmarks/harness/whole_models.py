@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of whole models beside their times: the same texts, the memory that writing takes, loading."""
+"""Checks of whole models beside their times: the same texts, the memory that writing takes, loading."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loops of a kernel cost: its instructions as blocks and loops, and one pass through a loop's body.
+"""The cost of a kernel's loops: its instructions as blocks and loops, and one pass through a loop's body.
 
 A body has branches: a transposed walk or a straight one, rows that lie at multiples of 16 bytes or not. One pass is
 the way through it that has the most matrix work, of those the one that loads the most bytes by wide loads, and of those
@@ -76,7 +76,8 @@ class Loop:
 
 
 def jump(instructions: list[Instruction], i: int) -> tuple[int, bool] | None:
-    """Where instruction i jumps to, and whether always; None if it does not. Far jumps add to the program counter."""
+    """The target of instruction i's jump, and whether it always jumps; None if it does not. Far jumps add to the
+    program counter."""
     x = instructions[i]
     if x.name.startswith(("s_branch", "s_cbranch")):
         words = int(x.operands)  # a signed number of them beyond the next instruction

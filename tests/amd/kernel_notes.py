@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of kernels: which ones multiply matrices, and why some need more vector instructions and moves
+"""Known facts about kernels: which ones multiply matrices, and why some need more vector instructions and moves
 between register files than the aim."""
 
 from __future__ import annotations

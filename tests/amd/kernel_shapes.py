@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is by its template's arguments: the LDS that a launch asks for, the blocks of a multiprocessor that
-plans count on, and the products that it must make on the matrix unit."""
+"""The shape of a kernel, from its template's arguments: the LDS that a launch asks for, the blocks of a multiprocessor
+that plans count on, and the products that it must make on the matrix unit."""
 
 from __future__ import annotations
 

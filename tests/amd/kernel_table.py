@@ -52,7 +52,7 @@ class Row:
     lds_written: int  # bytes of a lane, by all instructions of such loops
     staged: int | None  # of them, what operands and outputs explain, where that is counted
     lds_writes_beside_products: int  # on CDNA: with no barrier between
-    # Of the loop that has most instructions around the matrix unit, one pass.
+    # One pass of the loop that has most instructions around the matrix unit.
     matrix: int = 0  # instructions
     vector: float = 0  # instructions a unit of matrix work
     moves: float = 0  # between register files, a unit
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def around(self) -> float:
-        """What the vector unit does for a unit of matrix work, with moves."""
+        """The vector unit's instructions for a unit of matrix work, with moves."""
         return self.vector + self.moves
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many waves and blocks an AMD chip holds at once."""
+"""The number of waves and blocks that an AMD chip holds at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Registers:
-    """What limits the waves of a SIMD: attention.md's rules, which llc's own remarks follow."""
+    """The limits of the waves of a SIMD: attention.md's rules, which llc's own remarks follow."""
 
     lanes: int  # of a wave
     file: int  # registers of a lane in a SIMD, for all of its waves

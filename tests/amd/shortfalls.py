@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of the table fall short of what is asked of every kernel; the tests show that they can."""
+"""The rows of the table that miss a limit for all kernels; the tests show that they can."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of the table catch: kernels that are planted, as disassembly and notes would have them."""
+"""Planted faults that the checks of the table catch: kernels that are planted, as disassembly and notes would have
+them."""
 
 from __future__ import annotations
 

@@ -474,7 +474,7 @@ def names_of(name: str) -> list[str]:
 
 
 class Handed(TorchDispatchMode):
-    """What our ops are called with, but for tensors."""
+    """The arguments of our ops' calls, except tensors."""
 
     def __init__(self) -> None:
         super().__init__()

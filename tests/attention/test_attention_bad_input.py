@@ -153,7 +153,7 @@ def test_wrong(function: Callable[..., Any], argument: str, value: Any, message:
 
 
 def test_together() -> None:
-    """What is wrong only beside something else."""
+    """Arguments that are wrong only together with another argument."""
     with pytest.raises(ValueError, match="rotary_sin: expected both rotary tables, or neither"):
         cached(rotary_cos=torch.rand(9, 4))
     with pytest.raises(ValueError, match="cache_seqlens: expected the keys that are in the cache"):

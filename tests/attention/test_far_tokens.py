@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What far_tokens.py holds on a GPU, with few tokens here: right calls pass, and offsets that wrap are seen."""
+"""The checks that far_tokens.py makes on a GPU, here with few tokens: right calls pass, and offsets that wrap are
+seen."""
 
 from __future__ import annotations
 

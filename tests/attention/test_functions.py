@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the public functions promise beside their numbers: layouts that agree, return values, memory nobody owns, the
+"""Promises of the public functions beside their numbers: layouts that agree, return values, memory nobody owns, the
 same bits again, dropout, and torch's own attention where it has the feature."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a result file says of the machine and the packages: also of those that pip does not know."""
+"""The facts in a result file about the machine and the packages: also of those that pip does not know."""
 
 from __future__ import annotations
 

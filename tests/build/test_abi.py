@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the built libraries ask of the machine: torch's stable ABI as of 2.10, and of torch libtorch.so alone.
+"""The needs of the built libraries: torch's stable ABI as of 2.10, and of torch libtorch.so alone.
 
 The oldest torch that has a symbol is read from the guards in torch's own headers; a symbol without a guard is
 older than every version that guards one.

@@ -32,7 +32,7 @@ OPTIONS = (
 
 
 def run(*command: str | Path, timeout: int) -> str:
-    """What the command printed; its output is the message where it fails."""
+    """The output of the command; its output is the message where it fails."""
     # cmake and ninja may be this environment's, which need not be the active one.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     result = subprocess.run(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU=AUTO|HIP|CUDA|OFF: what each says when it cannot be had, and that a GPU kernel drops in as a file. Which HIP
-runtime the libraries link and a process then loads: torch's, wherever its wheels have it, and no second one.
+"""GPU=AUTO|HIP|CUDA|OFF: what each says when it cannot be had, and that a GPU kernel drops in as a file. The HIP
+runtime that the libraries link and a process then loads: torch's, wherever its wheels have it, and no second one.
 
 Each test configures a small source tree: the project's CMake files, one family with one kernel, and no torch or
 stand-ins for its libraries.
@@ -233,7 +233,7 @@ print(ctypes.c_int.in_dll(ctypes.CDLL(loaded[0]), "launches").value, *loaded)
 
 
 def hip_version(tree: Path) -> int:
-    """Of the headers that this machine's HIP compiler gets."""
+    """The version in the headers that this machine's HIP compiler gets."""
     root = re.search(r"CMAKE_HIP_COMPILER_ROCM_ROOT:\w+=(.*)", (tree / "build/CMakeCache.txt").read_text())
     header = Path(root[1], "include/hip/hip_version.h").read_text()
     return int(re.search(r"HIP_VERSION_MAJOR (\d+)", header)[1])

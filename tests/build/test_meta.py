@@ -38,7 +38,7 @@ MACHINE_PATHS = re.compile(r"/(?:work|home|root|Users|tmp|mnt|scratch)/[A-Za-z0-
 
 
 def project_files() -> list[Path]:
-    """What git tracks or would, or every file where this is no git checkout."""
+    """The files that git tracks or would track, or every file if this is no git checkout."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

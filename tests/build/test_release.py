@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/release.py says of a library: nothing of this build's, and each fault of a planted one."""
+"""The findings of scripts/release.py about a library: nothing of this build's, and each fault of a planted one."""
 
 from __future__ import annotations
 

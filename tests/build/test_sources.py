@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sources promise of themselves."""
+"""Rules for the sources."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def answers(model: xLSTMLarge, questions: list[str], system: str | None = None, **options: Any) -> tuple[list, str]:
-    """What the model answers if the whole conversation is read again each time, and the text read at last."""
+    """The model's answers if the whole conversation is read again each time, and the text that is read last."""
     text, texts = "\0" + (f"{system}\n" if system else ""), []
     for question in questions:
         text += f'Moses said, "{question}"\nThe LORD said'

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands share: options in full alone, a line where a terminal is waited for, the dtype that was taken."""
+"""Common behaviour of all commands: options in full alone, a line where a terminal is waited for, the dtype that was
+taken."""
 
 from __future__ import annotations
 

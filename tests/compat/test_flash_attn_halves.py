@@ -37,7 +37,7 @@ def both(
     packed: bool, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dropout_p: float = 0.0, causal: bool = False,
     window: tuple[int, int] = (-1, -1), softcap: float = 0.0, slopes: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """What the forward half returns, then softmax_d, dq, dk and dv."""
+    """The results of the forward half, then softmax_d, dq, dk and dv."""
     lengths = (ENDS, ENDS, 38, 38) if packed else ()
     rules = (dropout_p, D**-0.5, causal, *window, softcap, slopes)
     name = "_flash_attn_varlen_" if packed else "_flash_attn_"

@@ -351,7 +351,7 @@ def test_ranges_without_a_gpu_build() -> None:
 
 
 def test_every_op_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is called in the package goes through ops.OPS, by names that the schema has."""
+    """Every op call in the package goes through ops.OPS, by names that the schema has."""
     monkeypatch.setattr(logging, "RANGES", True)
     watched = logging.watched(torch.ops.xlstm_hip)
     for name in torch._C._dispatch_get_all_op_names():

@@ -42,7 +42,7 @@ def import_graph(package: Path) -> Graph:
 
 
 def reached_from(modules: Iterable[str], graph: Graph) -> set[str]:
-    """What these import, and what that imports; not they themselves, unless something leads back to them."""
+    """The modules that these import, directly or not; not they themselves, unless something leads back to them."""
     seen, waiting = set(), [target for module in modules for target in graph[module]]
     while waiting:
         target = waiting.pop()

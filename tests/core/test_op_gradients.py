@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autograd and torch.compile may ask of the gradient of any op, for one call of each family."""
+"""Uses of an op's gradient by autograd and torch.compile, for one call of each family."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def text_of(page: str) -> str:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Those that run here. A block whose title says what it needs is left out: other hardware, a network, an hour."""
+    """The blocks that run here. A block whose title says what it needs is left out: other hardware, a network, an
+    hour."""
     return [block[3] for block in FENCE.finditer(text_of(page)) if block[1] == language and not block[2]]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users write type-checks: the examples of README and the quickstart, and calls whose result depends on a flag.
+"""Users' code type-checks: the examples of README and the quickstart, and calls whose result depends on a flag.
 
 mypy runs here as scripts/test's stage lint runs it, with the same settings, so it finds that stage's cache.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where asked, tells transformers that the xlstm package is not installed."""
+"""On request, tells transformers that the xlstm package is not installed."""
 
 import importlib.util
 import os

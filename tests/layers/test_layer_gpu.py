@@ -73,7 +73,7 @@ def a_graph_replayed_with_new_data() -> None:
 
 
 def another_stream() -> None:
-    """What is made on a stream is used on it, without a wait for any other."""
+    """Results of a stream are used on the same stream, without a wait for any other."""
     x, w = torch.randn(4096, 4096, device="cuda"), torch.randn(4096, device="cuda")
     want = layers.rms_norm(x * 2, w)
     side = torch.cuda.Stream()

@@ -64,7 +64,7 @@ def packed(*ends: int, dtype: torch.dtype = torch.int64) -> Change:
     return change
 
 
-# What is done to a good call, the error, and what it must say: the argument first.
+# The change to a good call, the error, and the text that it must contain: the argument first.
 SEQUENCE: dict[str, tuple[Change, type[Exception], str]] = {
     "q is no tensor": (lambda c: {"q": [1.0]}, TypeError, "^q: .*Tensor"),
     "q has rank 3": (lambda c: {"q": c["q"][0]}, ValueError, "^q: .*4 dimensions"),

@@ -115,7 +115,7 @@ SUB_TABLE = ("17 tokens, a tail of 1", "strided", "packed, states", "gates from 
 
 
 def instruction_sets() -> list[str]:
-    """Those of this machine, best first, as the error for a wrong name lists them."""
+    """The instruction sets of this machine, best first, as the error for a wrong name lists them."""
     done = python(CALL, XLSTM_HIP_CPU_ISA="mmx")
     words = done.stderr.partition("expected one of ")[2].partition(" on this machine")[0]
     return words.split(", ") if words else []

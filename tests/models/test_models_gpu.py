@@ -164,7 +164,7 @@ def test_gradients() -> None:
 
 
 def losses(device: str, autocast: bool) -> list[float]:
-    """Of some steps of AdamW, which makes a step of each rounding at first."""
+    """The losses of some steps of AdamW, which at first makes a full step of each rounding error."""
     model, x = small_model(**WIDE).to(device), tokens(4, LENGTH, 301).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     results = []

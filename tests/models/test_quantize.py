@@ -20,7 +20,7 @@ from xlstm_hip.models.quantize import QuantizedLinear, Scheme, packed, quantize,
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 SCHEMES = [(bits, group, symmetric) for bits in (8, 4) for group in (32, 64, 128) for symmetric in (True, False)]
-# Of weights drawn from a normal distribution, as measured (0.0086 and 0.1098 at the worst), and a tenth more.
+# Errors of weights drawn from a normal distribution, as measured (0.0086 and 0.1098 at the worst), and a tenth more.
 WORST = {8: 0.0095, 4: 0.121}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where other projects' tests fail with xlstm_hip on purpose, with the reason. Nothing else may fail."""
+"""Other projects' tests that fail with xlstm_hip on purpose, with the reason. Nothing else may fail."""
 
 from __future__ import annotations
 

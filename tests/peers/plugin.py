@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pytest needs to run another project's tests here: a sample of their parameters, the differences that are
+"""A pytest plugin to run another project's tests here: a sample of their parameters, the differences that are
 expected, and the counts at the end. run.py loads it into a process for each suite.
 
 A difference is a strict xfail: a test that fails with another message fails, and one that passes fails, too, since the
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def cost(choice: dict[str, Any]) -> float:
-    """Of an attention of one head, from the parameters' names."""
+    """The multiplications of one head of attention, from the parameters' names."""
     length = choice.get("seqlen", 1)
     return choice.get("seqlen_q", length) * choice.get("seqlen_k", length) * choice.get("d", 1)
 

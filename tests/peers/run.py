@@ -5,8 +5,8 @@
     python tests/peers/run.py --rows everything  more of them
     python tests/peers/run.py flash_attn         one suite
 
-Each suite is a process of its own, as xlstm_hip.compat takes the other package's name. Which differences are expected,
-expected_differences.py says. What ran is printed and written to test_outputs/peers.json.
+Each suite is a process of its own, as xlstm_hip.compat takes the other package's name. expected_differences.py lists
+the expected differences. The tests that ran are printed and written to test_outputs/peers.json.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def edited(name: str, suite: Suite) -> list[Path]:
 
 
 def run(name: str, rows: str) -> tuple[str, dict[str, Any]]:
-    """What pytest printed, and the counts."""
+    """The output of pytest, and the counts."""
     suite = SUITES[name]
     files = [HERE / file for file in suite.files] + edited(name, suite)
     begun = time.monotonic()

@@ -16,7 +16,7 @@ PEERS = Path(__file__).resolve().parents[2] / "build/peers"
 # of transformers, nothing of FlashMLA, and of mlstm_kernels' tests one that imports what none of its releases has:
 # tests/integrations, flash_mla_calls.py and tests/compat/test_mlstm_calls.py make those calls.
 SDISTS = {"flash_attn": "2.8.3.post2", "transformers": "5.23.0", "xlstm": "2.0.6"}
-# What those tests import and the package's extra `test` has not.
+# Packages that those tests import and the extra `test` does not contain.
 PACKAGES = ("einops==0.8.1", "parameterized==0.9.0")
 BUILD_PACKAGES = ("setuptools==80.9.0", "wheel==0.45.1", "packaging==25.0")  # flash_attn's setup.py
 

@@ -156,7 +156,7 @@ def llvm() -> ctypes.CDLL:
 
 
 def assembly_of(text: str, arch: str) -> str:
-    """What ROCm's LLVM makes of LLVM's text, at -O3 with clang's choice of passes."""
+    """Compiles LLVM's text with ROCm's LLVM, at -O3 with clang's choice of passes."""
     library, pointer = llvm(), ctypes.c_void_p
     target, module, assembly, error = pointer(), pointer(), pointer(), ctypes.c_char_p()
 

@@ -22,8 +22,8 @@ from rocm_llvm import ARCHS
 pytestmark = pytest.mark.amd
 OUTPUTS = rocm_llvm.ROOT / "test_outputs"
 
-# What is compiled by default: of sources that there are for several types of elements the one for bfloat16, and of
-# these for the other chips what takes seconds. With all rows, everything.
+# The sources that are compiled by default: of sources that there are for several types of elements the one for
+# bfloat16, and of these for the other chips what takes seconds. With all rows, everything.
 OTHER_ELEMENTS = {"Float16", "float", "Float16Weights", "ByteWeights", "NibbleWeights"}
 LARGE = ("chunk_walk_", "backward_kernels_", "forward_kernels_")
 DECODING = ("decode_kernels_", "mla_kernels_", "gemm_mma_")

@@ -167,7 +167,7 @@ def test_wrong_arguments(arguments: tuple[str, ...], words: str, tmp_path: Path)
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> argparse.Namespace:
-    """What the script makes of its command line."""
+    """The settings that the script reads from its command line."""
     script = runpy.run_path(str(TRAIN))
     monkeypatch.setattr(sys, "argv", ["train.py", "--output", "out", *map(str, arguments)])
     return script["settings_of"](script["arguments"]())

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: the float64 truths, shapes and cases, error bounds, and the runner of the GPU's tests."""
+"""Shared by the tests: the float64 truths, shapes and cases, error bounds, and the runner of the GPU's tests."""

@@ -48,7 +48,7 @@ LONGEST_LOOP = 4096  # it keeps the state of every token
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"norm": relative_error, "max": max_error}
 FLOOR = 2  # units of eps(dtype): one rounding of the result, and one of what it was computed from
-# What rounding both operands of a product adds to it, root of the mean square, in eps of itself: one is off by eps /
+# The error that rounding both operands adds to a product, root mean square, in eps of the product: one is off by eps /
 # sqrt(12) of the power of two below it, which is eps / sqrt(24) of itself; and there are two.
 OPERANDS = 12**-0.5
 Quantities = dict[str, Tensor]  # h c n m dq dk dv di df dc_initial dn_initial dm_initial

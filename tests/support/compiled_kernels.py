@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the torch.compile kernels share: inputs, and the comparison with plain torch and the truth."""
+"""Shared by the tests of the torch.compile kernels: inputs, and the comparison with plain torch and the truth."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the decode engine share: a model's steps by it, layer by layer, and in float64."""
+"""Shared by tests of the decode engine: a model's steps by it, layer by layer, and in float64."""
 
 from __future__ import annotations
 

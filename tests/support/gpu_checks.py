@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the table does not ask of the fused kernels on a GPU: graphs, streams, devices, tracing, errors.
+"""Checks of the fused kernels on a GPU beside the table: graphs, streams, devices, tracing, errors.
 
 A check takes a device, raises AssertionError, and unittest.SkipTest (which pytest knows too) where it cannot run.
 """

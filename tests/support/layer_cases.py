@@ -206,7 +206,7 @@ def errors(actual: list[Tensor], truth: list[Tensor]) -> list[float]:
 
 
 def judge(case: Case, dtype: torch.dtype, actual: list[Tensor], device: str = "cpu") -> list[str]:
-    """What is wrong, in words; the truth and plain torch are made on `device`."""
+    """The faults, in words; the truth and plain torch are made on `device`."""
     inputs = case.arguments(dtype, device)
     reference = results(case.plain, inputs)
     truth = results(case.plain, [x.double() for x in inputs])

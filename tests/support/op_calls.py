@@ -22,7 +22,7 @@ def registered_ops() -> list[str]:
 def arguments(
     op: str, sigmoid_gate: bool, states: bool, packed: bool, bshd: bool, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Of a direct call of the op."""
+    """The arguments of a direct call of the op."""
     b, nh, s, dqk, dhv = (1 if packed else 2), 3, 9, 8, 5
     n = 2 if packed else b
     narrow = partial(torch.randn, dtype=dtype, device=device)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a table run: four levels, each with all rows of the one before.
+"""The choice of a table's rows that run: four levels, each with all rows of the one before.
 
 quick            every value of every axis is in some row
 representative   any two values of any two axes meet in some row: what runs by default
 ci               the slow ones of these too, and slow tests that have the mark rows("ci")
 everything       all rows
 
-An axis is something that rows differ in: the kernel, the dtype, the case. Where a pair of axes decides nothing, a table
-names those whose pairs count. The choice is greedy and depends on nothing but the rows and their order.
+An axis is something that rows differ in: the kernel, the dtype, the case. If some pairs of axes decide nothing, a table
+names the pairs that count. The choice is greedy and depends on nothing but the rows and their order.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_the_seed_decides(kind: str) -> None:
 
 
 def test_the_genetic_search_learns() -> None:
-    """Of 512 plans it comes to the best one far sooner than chance does, which needs 256 in the mean."""
+    """It finds the best of 512 plans far sooner than chance, which needs 256 trials on average."""
 
     def needed(search: Search) -> int:
         return tried(search, hill).index(BEST)

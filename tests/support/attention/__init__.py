@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of attention share: the float64 truth, tables of arguments, and how a row is run."""
+"""Shared by the tests of attention: the float64 truth, tables of arguments, and how a row is run."""

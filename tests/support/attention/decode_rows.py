@@ -69,7 +69,7 @@ class Problem:
         return truth.rotated(x, self.cos[positions], self.sin[positions], self.row["rotary"] == "interleaved")
 
     def sequences(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """What attention sees, rotated in float64, as the dtype has it."""
+        """The tensors that attention sees, rotated in float64 and rounded to the dtype."""
         sequences = []
         unordered = not self.row["causal"] and self.row["window"] == (-1, -1)
         for b, (k, v) in enumerate(self.old):
@@ -268,7 +268,7 @@ def gpu_mla_rows() -> list[dict[str, Any]]:
 
 
 def refuse_and_keep_the_cache(device: str) -> None:
-    """What only a GPU's plan refuses is refused before the cache is written."""
+    """A call that only a GPU's plan refuses is refused before the cache is written."""
     for d, block_size, words in ((64, 256, "block_size: expected"), (264, None, "head dims of at most 256")):
         q, k = torch.randn(2, 1, 2, d).bfloat16().to(device), torch.randn(2, 1, 1, d).bfloat16().to(device)
         cache = torch.zeros(2, 40, 1, d).bfloat16().to(device)

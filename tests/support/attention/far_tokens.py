@@ -120,7 +120,8 @@ def hold_a_way(
     results = {"out": out}
     if backward:
         results |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, tokens, inputs["dout"]), strict=True))
-    # Of one long sequence the first tokens of the end see others before it, which the end by itself lacks.
+    # In one long sequence, the first tokens of its end see tokens before the end, which a call with the end alone
+    # lacks.
     compared = far.length - window if window >= 0 else far.length
     hold_the_end(*({n: x[-far.length :] for n, x in of.items()} for of in (results, inputs)), window, compared)
 
@@ -142,7 +143,7 @@ SMALL = replace(Far(), beyond=2**15, heads=3, dim=16, length=80, window=30, dtyp
 
 
 def memory_back() -> None:
-    """What a check of this size held is no other's."""
+    """Frees the memory of a check of this size before the next check."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

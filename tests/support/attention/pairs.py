@@ -11,7 +11,7 @@ from typing import Any
 Row = dict[str, Any]
 Pair = tuple[str, int, str, int]
 
-# What the tables of forward and backward on a GPU share: values of arguments; (queries, keys) of a packed row.
+# Shared by the tables of forward and backward on a GPU: values of arguments; (queries, keys) of a packed row.
 ON_A_GPU: dict[str, list[Any]] = {
     "layout": ["dense", "strided", "packed"],
     "scale": [None, 0.3, -0.2],

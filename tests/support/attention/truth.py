@@ -29,7 +29,7 @@ def philox4x32(counter: np.ndarray, seed: int) -> np.ndarray:
 
 
 def dropout_keep(rng_state: Tensor, row: int, queries: int, keys: int, p: float) -> Tensor:
-    """Which weights of sequence-and-head `row` dropout keeps: 16 bits each, eight keys to a counter."""
+    """The mask of weights of sequence-and-head `row` that dropout keeps: 16 bits each, eight keys to a counter."""
     eights = -(-keys // 8)
     counter = np.zeros((queries, eights, 4), np.uint64)
     counter[..., 0] = np.arange(eights)
