@@ -61,11 +61,11 @@ def test_a_wrong_result_fails(package: ModuleType, planted: str) -> None:
     from support.attention.problem import Case, check, our_results
 
     case = Case(torch.bfloat16, causal=True, sink=True)
-    got = our_results(case, "cuda", backward=False)
-    check(case, got, "cuda")
-    got[planted] = got[planted] * 1.1
+    actual = our_results(case, "cuda", backward=False)
+    check(case, actual, "cuda")
+    actual[planted] = actual[planted] * 1.1
     with pytest.raises(AssertionError, match=planted):
-        check(case, got, "cuda")
+        check(case, actual, "cuda")
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -110,13 +110,13 @@ def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int,
     }  # fmt: skip
     if tile:
         options["block_size"] = 32 if dtype == torch.float32 else 64
-    whole, lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
-    got, got_lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
+    unsplit, lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
+    actual, got_lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
     torch.testing.assert_close(got_lse, lse)
     near = 4 * torch.finfo(dtype).eps  # weights are rounded before their parts are scaled
-    torch.testing.assert_close(got, whole, rtol=near, atol=near * float(whole.abs().max()))
+    torch.testing.assert_close(actual, unsplit, rtol=near, atol=near * float(unsplit.abs().max()))
     again, _ = attention.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
-    assert torch.equal(got, again)
+    assert torch.equal(actual, again)
 
 
 def test_errors(package: ModuleType) -> None:

@@ -51,8 +51,8 @@ def on_gpu(x: Any) -> Any:
     """A tensor with the same strides, in memory of its own that it shares with nothing."""
     if not isinstance(x, Tensor):
         return x
-    whole = x.new_empty(0).set_(x.untyped_storage())
-    return whole.to("cuda").as_strided(x.shape, x.stride(), x.storage_offset())
+    storage = x.new_empty(0).set_(x.untyped_storage())
+    return storage.to("cuda").as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 class OnGpu:
@@ -66,10 +66,10 @@ class OnGpu:
 
     def attention_backward(self, *arguments: Any) -> tuple[Tensor, ...]:
         moved = [on_gpu(x) for x in arguments]
-        made, again = (self.ops.attention_backward(*moved) for _ in range(2))
-        for one, other in zip(made, again, strict=True):
-            assert torch.equal(one.cpu().view(torch.uint8), other.cpu().view(torch.uint8))
-        return tuple(x.cpu() for x in made)
+        results, again = (self.ops.attention_backward(*moved) for _ in range(2))
+        for one, repeated in zip(results, again, strict=True):
+            assert torch.equal(one.cpu().view(torch.uint8), repeated.cpu().view(torch.uint8))
+        return tuple(x.cpu() for x in results)
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def problem(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mo
 def check(problem: ModuleType, case: Any) -> None:
     """As the table of the CPU does. Forward's float32 scores are rounded elsewhere on the CPU than backward's are here,
     so that these do not cancel: a weight may be wrong by a rounding of the largest score more than on the CPU."""
-    got = problem.our_results(case)
+    actual = problem.our_results(case)
     try:
-        problem.check(case, got)
+        problem.check(case, actual)
     except AssertionError:
         if case.dtype != torch.float32:
             raise
@@ -103,7 +103,7 @@ def check(problem: ModuleType, case: Any) -> None:
             ops.OPS = on_gpu_ops
         largest = true["lse"][true["lse"].isfinite()].abs().max()
         floor = (problem.FLOOR + float(largest)) * problem.EPS[case.dtype]
-        over = {n: (x, allowed[n]) for n, x in problem.errors(got, true).items() if not x <= 2 * allowed[n] + floor}
+        over = {n: (x, allowed[n]) for n, x in problem.errors(actual, true).items() if not x <= 2 * allowed[n] + floor}
         assert not over, f"{case}\n{over}"
 
 
@@ -138,16 +138,16 @@ def test_parts(problem: ModuleType, dtype: torch.dtype, dims: tuple[int, int]) -
 @pytest.mark.parametrize("planted", ["dq", "dk", "dv", "dsink"])
 def test_a_wrong_result_fails(problem: ModuleType, planted: str) -> None:
     case = problem.Case(causal=True, sink=True, dropout_p=0.2)
-    got = problem.our_results(case)
-    problem.check(case, got)
-    got[planted] = got[planted] * 1.0001
+    actual = problem.our_results(case)
+    problem.check(case, actual)
+    actual[planted] = actual[planted] * 1.0001
     with pytest.raises(AssertionError, match=planted):
-        problem.check(case, got)
+        problem.check(case, actual)
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
-    wanted = {str(row) for rows in (ROWS, PLAIN_ROWS) for row in up_to("representative", rows, axes, PAIRS)}
-    wanted |= {f"{dtype} {dims}" for dtype in DTYPES for dims in CLASSES}
-    if not wanted <= _ran:
+    expected = {str(row) for rows in (ROWS, PLAIN_ROWS) for row in up_to("representative", rows, axes, PAIRS)}
+    expected |= {f"{dtype} {dims}" for dtype in DTYPES for dims in CLASSES}
+    if not expected <= _ran:
         pytest.skip("some of the tests above were not chosen")
     check_every_kernel_ran(device, "test_attention_backward.py")

@@ -68,12 +68,12 @@ def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, ch
     model = small_model(dtype=dtype, **changes)
     if bits:
         quantize(model, bits, progress=False)
-    made = model._new_engine()
+    engine = model._new_engine()
     backbone = model.backbone
     if not head:
         parts = ((backbone, "blocks"), (model, "embedding"), (backbone, "out_norm"))
-        made = DecodeEngine(*parts, None, lambda block: True)
-    assert made.why_not is None
+        engine = DecodeEngine(*parts, None, lambda block: True)
+    assert engine.why_not is None
     x = tokens(batch, 1, seed=2)[:, 0]
     keep = torch.tensor([row % 3 != 1 for row in range(batch)])
     with torch.no_grad():
@@ -83,15 +83,15 @@ def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, ch
     config = model.config
     out = torch.full((batch, config.vocab_size if head else config.embedding_dim), torch.nan)
     numbers = (
-        config.num_heads, made._norm_eps, config.eps, config.gate_soft_cap or 0.0, config.output_logit_soft_cap or 0.0
+        config.num_heads, engine._norm_eps, config.eps, config.gate_soft_cap or 0.0, config.output_logit_soft_cap or 0.0
     )  # fmt: skip
-    weights = [w.detach() for w in made._parts.tensors]
-    got = out.to("cuda")
-    OPS.decode_step_(out, x, keep, weights, made._weight_index, states, *numbers)
+    weights = [w.detach() for w in engine._parts.tensors]
+    actual = out.to("cuda")
+    OPS.decode_step_(out, x, keep, weights, engine._weight_index, states, *numbers)
     moved = [w.to("cuda") for w in weights]
-    OPS.decode_step_(got, x.to("cuda"), keep.to("cuda"), moved, made._weight_index, on_gpu, *numbers)
+    OPS.decode_step_(actual, x.to("cuda"), keep.to("cuda"), moved, engine._weight_index, on_gpu, *numbers)
     error = SPLIT_ERROR if bits or dtype != torch.float32 else ERROR
-    assert relative(got.cpu(), out) < error
+    assert relative(actual.cpu(), out) < error
     for a, b in zip(on_gpu, states, strict=True):
         assert relative(a.cpu(), b) < error
 
@@ -114,24 +114,24 @@ def test_company(package: ModuleType, dtype: torch.dtype, bits: int) -> None:
     model = small_model(dtype=dtype, num_blocks=1, embedding_dim=320, num_heads=2)
     if bits:
         quantize(model, bits, progress=False)
-    made = model._new_engine()
-    moved = [w.detach().to("cuda") for w in made._parts.tensors]
+    engine = model._new_engine()
+    moved = [w.detach().to("cuda") for w in engine._parts.tensors]
     x = tokens(35, 1, seed=2)[:, 0]
     with torch.no_grad():
         _, state = model.hidden(tokens(35, 5), keep_state=True)
     states = [s for n in sorted(state) for s in state[n]]
-    numbers = (2, made._norm_eps, model.config.eps, 15.0, 30.0)
+    numbers = (2, engine._norm_eps, model.config.eps, 15.0, 30.0)
 
     def step(rows: slice) -> list[torch.Tensor]:
-        own = [s[rows].contiguous().to("cuda") for s in states]
+        row_states = [s[rows].contiguous().to("cuda") for s in states]
         out = torch.full((len(x[rows]), 97), torch.nan).to("cuda")
-        OPS.decode_step_(out, x[rows].contiguous().to("cuda"), None, moved, made._weight_index, own, *numbers)
-        return [t.cpu() for t in (out, *own)]
+        OPS.decode_step_(out, x[rows].contiguous().to("cuda"), None, moved, engine._weight_index, row_states, *numbers)
+        return [t.cpu() for t in (out, *row_states)]
 
     all_rows = step(slice(0, 35))
     for rows in (slice(0, 35), slice(33, 34), slice(2, 10), slice(3, 23)):
-        for one, whole in zip(step(rows), all_rows, strict=True):
-            assert torch.equal(one, whole[rows])
+        for one, all_results in zip(step(rows), all_rows, strict=True):
+            assert torch.equal(one, all_results[rows])
 
 
 def test_errors(package: ModuleType) -> None:
@@ -139,16 +139,16 @@ def test_errors(package: ModuleType) -> None:
     from xlstm_hip._core.ops import OPS
 
     model = small_model(num_heads=64, embedding_dim=128, num_blocks=1)
-    made = model._new_engine()
-    weights = [w.detach().to("cuda") for w in made._parts.tensors]
+    engine = model._new_engine()
+    weights = [w.detach().to("cuda") for w in engine._parts.tensors]
     x = tokens(1, 1)[:, 0].to("cuda")
     sizes = ((1, 64, 1, 2), (1, 64, 1), (1, 64, 1))
     states = [torch.zeros(size).to("cuda") for size in sizes]
     out = torch.empty(1, 97).to("cuda")
     with pytest.raises(RuntimeError, match="norm_eps: expected a finite number >= 0"):
-        OPS.decode_step_(out, x, None, weights, made._weight_index, states, 64, -1.0, 1e-6, 15.0, 30.0)
+        OPS.decode_step_(out, x, None, weights, engine._weight_index, states, 64, -1.0, 1e-6, 15.0, 30.0)
     nowhere = torch.full((1,), 97).to("cuda")
-    OPS.decode_step_(out, nowhere, None, weights, made._weight_index, states, 64, 1e-6, 1e-6, 15.0, 30.0)
+    OPS.decode_step_(out, nowhere, None, weights, engine._weight_index, states, 64, 1e-6, 1e-6, 15.0, 30.0)
     assert out.cpu().isnan().all()
 
 

@@ -13,11 +13,13 @@ from kernels_ran import PARTS, check_every_kernel_ran, held_kernels, kernels_of
 
 def test_every_kernel_is_some_files(package: ModuleType, device: ModuleType) -> None:
     known = frozenset().union(*map(kernels_of, PARTS))
-    held = held_kernels(device)
-    assert len(held) > 200, "the library does not hold the kernels"
-    unknown = {kernel for kernel in held.values() if kernel not in known}
+    in_library = held_kernels(device)
+    assert len(in_library) > 200, "the library does not hold the kernels"
+    unknown = {kernel for kernel in in_library.values() if kernel not in known}
     assert not unknown, f"run by no test file that kernels_ran.PARTS knows: {sorted(unknown)}"
-    gone = {kernel for part in PARTS.values() if not isinstance(part, str) for kernel in part} - set(held.values())
+    gone = {kernel for part in PARTS.values() if not isinstance(part, str) for kernel in part} - set(
+        in_library.values()
+    )
     assert not gone, f"in kernels_ran.PARTS, and not in the library: {sorted(gone)}"
 
 

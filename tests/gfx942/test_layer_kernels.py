@@ -44,8 +44,8 @@ def test_targets_out_of_range_have_no_loss(package: ModuleType) -> None:
 def test_rows_that_are_not_finite(package: ModuleType) -> None:
     from support import layer_cases as cases
 
-    for got, want in cases.not_finite(torch.float32, "cuda"):
-        torch.testing.assert_close(got.cpu(), want, equal_nan=True)
+    for actual, want in cases.not_finite(torch.float32, "cuda"):
+        torch.testing.assert_close(actual.cpu(), want, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

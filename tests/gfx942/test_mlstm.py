@@ -97,11 +97,11 @@ def rows() -> Iterator[Wanted]:
             yield from (Wanted(BY_NAME[name], "step", kernel, dtype) for dtype in DTYPES)
 
 
-def axes(wanted: Wanted) -> dict[str, Any]:
+def axes(row: Wanted) -> dict[str, Any]:
     """Recurrent kernels are others where rows of q, k and v are no whole pieces of 16 bytes: a path of every dtype."""
-    case, kernel = wanted.case, (wanted.kind, wanted.kernel)
-    whole = case.dqk % 8 == 0 and case.dhv % 8 == 0
-    return {"case": case.name, "kernel": kernel, "dtype": wanted.dtype, "path": (kernel, wanted.dtype, whole)}
+    case, kernel = row.case, (row.kind, row.kernel)
+    vectorised = case.dqk % 8 == 0 and case.dhv % 8 == 0
+    return {"case": case.name, "kernel": kernel, "dtype": row.dtype, "path": (kernel, row.dtype, vectorised)}
 
 
 ROWS = tuple(rows())
@@ -114,13 +114,15 @@ def _counted(device: ModuleType) -> None:
     device.reset_counters()
 
 
-@pytest.mark.parametrize("wanted", marked([(w,) for w in ROWS], lambda row: axes(*row), lambda row: str(*row), PAIRS))
-def test_table(package: ModuleType, wanted: Wanted, report: Any) -> None:
+@pytest.mark.parametrize(
+    "table_row", marked([(w,) for w in ROWS], lambda row: axes(*row), lambda row: str(*row), PAIRS)
+)
+def test_table(package: ModuleType, table_row: Wanted, report: Any) -> None:
     from support.gpu_table import Row, measure
 
-    _ran.add(wanted)
-    kinds = ("chunkwise", "sequence") if wanted.kind == "sequence" else "step"
-    row = Row(wanted.case, package.kernel_info(wanted.kernel, kinds), wanted.dtype)
+    _ran.add(table_row)
+    kinds = ("chunkwise", "sequence") if table_row.kind == "sequence" else "step"
+    row = Row(table_row.case, package.kernel_info(table_row.kernel, kinds), table_row.dtype)
     measured, problems = measure(row, "cuda", truth_on="cpu")
     report.add(f"{row.kernel}, gfx942", row.dtype, row.case.name, measured)
     assert not problems, "\n".join(problems)
@@ -132,8 +134,8 @@ def test_a_normaliser_that_cancels(package: ModuleType) -> None:
 
     case = Case("l cancels", 40, 64, 32, heads=8, states=True, gates="enter nothing")
     inputs, _ = make(case, torch.float32)
-    given = [inputs[name].to("cuda") for name in ("q", "k", "v", "i", "f", *STATES)]
-    _, l, *_ = OPS.mlstm_sequence(*given, None, True, True, case.eps, False)
+    arguments = [inputs[name].to("cuda") for name in ("q", "k", "v", "i", "f", *STATES)]
+    _, l, *_ = OPS.mlstm_sequence(*arguments, None, True, True, case.eps, False)
     x = {name: value.double() for name, value in inputs.items()}
     left = torch.exp(torch.nn.functional.logsigmoid(x["f"]).cumsum(-1) + x["m_initial"])
     terms = case.dqk**-0.5 * left[..., None] * x["q"] * x["n_initial"][..., None, :]
@@ -163,14 +165,14 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize(("asked", "words"), [("", "no GPU code for gfx90c"), ("reference", "[1, 1, 20, 16]")])
-def test_a_chip_without_code(package: ModuleType, asked: str, words: str) -> None:
+@pytest.mark.parametrize(("backend", "words"), [("", "no GPU code for gfx90c"), ("reference", "[1, 1, 20, 16]")])
+def test_a_chip_without_code(package: ModuleType, backend: str, words: str) -> None:
     """An error that names it and those that there is code for; plain torch runs there where it was asked for."""
     paths = os.pathsep.join(p for p in sys.path if p)
-    environment = {**os.environ, "PYTHONPATH": paths, "GFX942_STAND_IN_FOR": "gfx90c", "XLSTM_HIP_BACKEND": asked}
+    environment = {**os.environ, "PYTHONPATH": paths, "GFX942_STAND_IN_FOR": "gfx90c", "XLSTM_HIP_BACKEND": backend}
     done = subprocess.run([sys.executable, "-c", NO_CODE], capture_output=True, text=True, timeout=120, env=environment)
     assert words in done.stdout, done.stdout + done.stderr
-    assert (f"only for {';'.join(built_archs())}" in done.stdout) == (not asked), done.stdout
+    assert (f"only for {';'.join(built_archs())}" in done.stdout) == (not backend), done.stdout
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:

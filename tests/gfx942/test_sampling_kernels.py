@@ -32,9 +32,9 @@ def _counted(device: ModuleType) -> None:
     device.reset_counters()
 
 
-def drawn(op: Any, given: dict[str, Any], where: str) -> dict[str, torch.Tensor]:
+def drawn(op: Any, call: dict[str, Any], where: str) -> dict[str, torch.Tensor]:
     """What the op leaves in the tensors it was given, by name."""
-    moved = {name: x.clone().to(where) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    moved = {name: x.clone().to(where) if isinstance(x, torch.Tensor) else x for name, x in call.items()}
     op(*moved.values())
     return {name: x.cpu() for name, x in moved.items() if isinstance(x, torch.Tensor) and name != "logits"}
 
@@ -56,7 +56,7 @@ def test_the_same_bits_as_on_a_cpu(
     logits[0, vocab // 3] = -torch.inf
     if rows > 2:
         logits[2, vocab // 2] = torch.nan
-    given = {
+    call = {
         "tokens": torch.arange(rows) - 1,
         "logits": logits,
         "seeds": None if greedy else torch.arange(rows) * 2**40 - 7,
@@ -67,14 +67,14 @@ def test_the_same_bits_as_on_a_cpu(
         "weights": None if greedy else torch.full((rows, vocab), -1),
         "pad": 5,
     }
-    given |= dict(zip(("temperature", "top_k", "top_p", "penalty"), options, strict=True))
+    call |= dict(zip(("temperature", "top_k", "top_p", "penalty"), options, strict=True))
     for n in range(3):
-        on_cpu, on_gpu = drawn(OPS.draw_tokens_, given, "cpu"), drawn(OPS.draw_tokens_, given, "cuda")
+        on_cpu, on_gpu = drawn(OPS.draw_tokens_, call, "cpu"), drawn(OPS.draw_tokens_, call, "cuda")
         for name, want in on_cpu.items():
             assert torch.equal(on_gpu[name], want), (n, name)
-        given |= on_cpu
+        call |= on_cpu
         if not greedy:
-            given["weights"] = None  # the next draws are made without
+            call["weights"] = None  # the next draws are made without
 
 
 def test_errors(package: ModuleType) -> None:

@@ -57,14 +57,14 @@ def test_scalar_load_outside(device: ModuleType) -> None:
 
 def test_between_two_allocations(device: ModuleType) -> None:
     """All lanes are within the span of what is allocated, one is in a hole."""
-    room = np.zeros(3 * SIZE, np.uint8)
+    buffer = np.zeros(3 * SIZE, np.uint8)
     body = """s_sub_u32 s14, s14, s12
   v_mul_u32_u24 v4, v0, 4
   v_cmp_eq_u32 vcc, 5, v0
   v_mov_b32 v5, s14
   v_cndmask_b32 v4, v4, v5, vcc
   global_load_dword v20, v4, s[12:13]"""
-    first, last = room[:SIZE], room[2 * SIZE :]
+    first, last = buffer[:SIZE], buffer[2 * SIZE :]
     run(device, body, {}, [], arrays=[first, last])
     bad = body.replace("v_mov_b32 v5, s14", "v_mov_b32 v5, 0x500")
     fault(device, "outside every allocation[^$]*lane 5", bad, arrays=[first, last])

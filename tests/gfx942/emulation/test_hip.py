@@ -117,9 +117,9 @@ def test_memory_ends_where_it_ends(module, device) -> None:
     assert np.isnan(first.values).all()  # what nobody wrote
     module.launch("at", 1, 1, (first.address, 64))
     assert first.values[64] == 1 and np.isnan(first.values[:64]).all()
-    for place in (65, 66, 100, -1):
+    for index in (65, 66, 100, -1):
         with pytest.raises(device.Fault, match="at: .*outside"):
-            module.launch("at", 1, 1, (first.address, place))
+            module.launch("at", 1, 1, (first.address, index))
     first.free()
     with pytest.raises(device.Fault, match="outside"):
         module.launch("at", 1, 1, (first.address, 0))
@@ -137,17 +137,17 @@ def test_an_array_ends_where_it_ends(module, device) -> None:
 
 
 def test_copies_stay_inside(device) -> None:
-    there, here = Allocation(device, 16, np.float32), np.arange(17, dtype=np.float32)
+    allocation, host_array = Allocation(device, 16, np.float32), np.arange(17, dtype=np.float32)
     to_device, to_host = 1, 2
-    copy = ctypes.c_void_p(here.ctypes.data)
-    device.hip("hipMemcpy", there.pointer, copy, ctypes.c_size_t(64), to_device)
-    np.testing.assert_array_equal(there.values, here[:16])
-    for args in ((there.pointer, copy, to_device), (copy, there.pointer, to_host)):
+    copy = ctypes.c_void_p(host_array.ctypes.data)
+    device.hip("hipMemcpy", allocation.pointer, copy, ctypes.c_size_t(64), to_device)
+    np.testing.assert_array_equal(allocation.values, host_array[:16])
+    for args in ((allocation.pointer, copy, to_device), (copy, allocation.pointer, to_host)):
         with pytest.raises(device.HipError, match="68 bytes that do not lie in one allocation"):
             device.hip("hipMemcpy", *args[:2], ctypes.c_size_t(68), args[2])
-    device.hip("hipMemset", there.pointer, 0, ctypes.c_size_t(64))
-    assert not there.values.any()
-    there.free()
+    device.hip("hipMemset", allocation.pointer, 0, ctypes.c_size_t(64))
+    assert not allocation.values.any()
+    allocation.free()
 
 
 def test_the_device_has_its_memory(device) -> None:

@@ -48,8 +48,8 @@ def test_operators(gpu: torch.device, name: str) -> None:
             gradients = torch.autograd.grad(z.sum(), (a, b), allow_unused=True)
             assert all(g is None or g.device == a.device for g in gradients)
             results[-1] += [torch.zeros_like(x) if g is None else g.cpu() for g in gradients]
-    for expected, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_views_share_memory(gpu: torch.device) -> None:
@@ -65,10 +65,10 @@ def test_views_share_memory(gpu: torch.device) -> None:
 def test_memory_is_the_interpreters(gpu: torch.device, device: ModuleType) -> None:
     x = torch.empty(5, 3, device=gpu)
     assert x.isnan().all()
-    there, here = ctypes.c_void_p(x.data_ptr()), (ctypes.c_float * 16)()
-    device.hip("hipMemcpy", here, there, ctypes.c_size_t(60), 2)
+    device_pointer, host_array = ctypes.c_void_p(x.data_ptr()), (ctypes.c_float * 16)()
+    device.hip("hipMemcpy", host_array, device_pointer, ctypes.c_size_t(60), 2)
     with pytest.raises(device.HipError, match="64 bytes that do not lie in one allocation"):
-        device.hip("hipMemcpy", here, there, ctypes.c_size_t(64), 2)
+        device.hip("hipMemcpy", host_array, device_pointer, ctypes.c_size_t(64), 2)
 
 
 def test_a_fault_is_the_packages_error(gpu: torch.device, package: ModuleType, device: ModuleType) -> None:

@@ -93,17 +93,17 @@ class Format:
         sign = self.sign if minus else 0
         if m == 0:
             return sign
-        place = max(m.bit_length() - self.fraction - 1 + e, self.least)  # of the last bit that is kept
-        shift = place - e
+        last_exponent = max(m.bit_length() - self.fraction - 1 + e, self.least)  # of the last bit that is kept
+        shift = last_exponent - e
         if shift <= 0:
-            kept, rest, half = m << -shift, 0, 1
+            digits, remainder, half = m << -shift, 0, 1
         else:
-            kept, rest, half = m >> shift, m & (1 << shift) - 1, 1 << shift - 1
+            digits, remainder, half = m >> shift, m & (1 << shift) - 1, 1 << shift - 1
         if mode == NEAREST:
-            kept += rest > half or (rest == half and kept & 1)
-        elif rest and mode == (DOWN if minus else UP):
-            kept += 1
-        bits = kept + (place - self.least << self.fraction)  # a carry goes into the exponent by itself
+            digits += remainder > half or (remainder == half and digits & 1)
+        elif remainder and mode == (DOWN if minus else UP):
+            digits += 1
+        bits = digits + (last_exponent - self.least << self.fraction)  # a carry goes into the exponent by itself
         if bits < self.infinity:
             return sign | bits
         to_infinity = mode in (NEAREST, DOWN if minus else UP)
@@ -167,18 +167,18 @@ class Format:
         return self.rounded(self.minus(x), m, e + max(min(by, 5000), -5000), mode)
 
     # ---- whole numbers: the sign stays, of zero too
-    def whole(self, x: int, mode: int) -> int | None:
+    def integral_part(self, x: int, mode: int) -> int | None:
         if self.is_nan(x):
             return NAN
         m, e = self.parts(x)
         if self.is_infinite(x) or e >= 0:
             return x
-        kept, rest, half = m >> -e, m & (1 << -e) - 1, 1 << -e - 1
+        digits, remainder, half = m >> -e, m & (1 << -e) - 1, 1 << -e - 1
         if mode == NEAREST:
-            kept += rest > half or (rest == half and kept & 1)
-        elif rest and mode == (DOWN if self.minus(x) else UP):
-            kept += 1
-        return self.rounded(self.minus(x), kept, 0)
+            digits += remainder > half or (remainder == half and digits & 1)
+        elif remainder and mode == (DOWN if self.minus(x) else UP):
+            digits += 1
+        return self.rounded(self.minus(x), digits, 0)
 
     def to_integer(self, x: int, bits: int, signed: bool, mode: int = TOWARDS_ZERO) -> int:
         """The nearest that fits; NaN is 0."""
@@ -187,9 +187,9 @@ class Format:
         low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
         if self.is_infinite(x):
             return low if self.minus(x) else high
-        whole = self.whole(x, mode)
-        assert whole is not None
-        m, e = self.parts(whole)
+        integral_part = self.integral_part(x, mode)
+        assert integral_part is not None
+        m, e = self.parts(integral_part)
         value = m << e if e >= 0 else m >> -e
         return max(low, min(high, -value if self.minus(x) else value))
 

@@ -181,7 +181,7 @@ _HINTS: dict[str, Callable[[random.Random], int]] = {
 
 def edges(kind: str, hint: str = "") -> tuple[int, ...]:
     if hint == "whole":
-        return tuple(x for x in _EDGES["f32"] if not F32.is_nan(x) and F32.whole(x, 0) == x) + (0x7FC00000,)
+        return tuple(x for x in _EDGES["f32"] if not F32.is_nan(x) and F32.integral_part(x, 0) == x) + (0x7FC00000,)
     kind = element(kind)
     return _EDGES[kind] if kind in _EDGES else _INTEGER_EDGES[width(kind)]
 

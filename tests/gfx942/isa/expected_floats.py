@@ -66,7 +66,7 @@ def _fraction(fmt: Format) -> Callable[..., Result]:
     """x + -floor(x), rounded, and never 1."""
 
     def f(lane: Lane, x: int) -> Result:
-        floor = fmt.whole(x, DOWN)
+        floor = fmt.integral_part(x, DOWN)
         r = NAN if floor is NAN else fmt.difference(x, floor, lane.mode.rounding(fmt))
         return r if r is NAN else min(r, fmt.one - 1) if not fmt.minus(r) else r
 
@@ -122,7 +122,7 @@ def _add_arithmetic(kind: str) -> None:
     add("max", two, lambda lane, a, b: larger(lane, fmt, a, b), modes=picks)
     add("min", two, lambda lane, a, b: smaller(lane, fmt, a, b), modes=picks)
     for name, mode in (("trunc", TOWARDS_ZERO), ("floor", DOWN), ("ceil", UP), ("rndne", NEAREST)):
-        add(name, one, lambda lane, x, mode=mode: fmt.whole(x, mode))  # whatever MODE's rounding is
+        add(name, one, lambda lane, x, mode=mode: fmt.integral_part(x, mode))  # whatever MODE's rounding is
     by = "i16:exponent" if fmt is F16 else "i32:exponent"
     add("ldexp", f"{kind} {by} -> {kind}", lambda lane, x, n: fmt.scaled(x, n, lane.mode.rounding(fmt)))
     to = "i16" if fmt is F16 else "i32"
@@ -191,11 +191,11 @@ def _turned(f: Callable[[float], float]) -> Callable[[float], float | None]:
     def g(x: float) -> float | None:
         if math.isinf(x):
             return None
-        rest = math.fmod(x, 1.0)
+        fraction = math.fmod(x, 1.0)
         if x == 0:
             return 1.0 if f is math.cos else x
-        quarters = round(rest * 4)
-        angle = 2 * math.pi * (rest - quarters / 4)
+        quarters = round(fraction * 4)
+        angle = 2 * math.pi * (fraction - quarters / 4)
         s, c = math.sin(angle), math.cos(angle)
         at = quarters % 4
         if f is math.sin:
@@ -222,8 +222,8 @@ TABLE["v_rcp_iflag_f32"] = TABLE["v_rcp_f32"]
 def _quotient(fmt: Format, a: int, b: int) -> int:
     """a / b of finite numbers that are not zero."""
     (m, e), (n, f) = fmt.parts(a), fmt.parts(b)
-    digits, rest = divmod(m << 200, n)
-    return fmt.rounded(fmt.minus(a) != fmt.minus(b), digits << 1 | (rest != 0), e - f - 201)
+    digits, remainder = divmod(m << 200, n)
+    return fmt.rounded(fmt.minus(a) != fmt.minus(b), digits << 1 | (remainder != 0), e - f - 201)
 
 
 def _finite(fmt: Format, x: int) -> bool:
@@ -237,22 +237,22 @@ def _scale(fmt: Format) -> Callable[..., Result]:
         if fmt.is_zero(denominator) or fmt.is_zero(numerator):
             return NAN, 0
         same_as = lambda y: not fmt.is_nan(x) and not fmt.is_nan(y) and fmt.number(x) == fmt.number(y)  # noqa: E731
-        kept, up, down = SOME_NAN if fmt.is_nan(x) else x, fmt.scaled(x, by), fmt.scaled(x, -by)
+        unscaled, up, down = SOME_NAN if fmt.is_nan(x) else x, fmt.scaled(x, by), fmt.scaled(x, -by)
         finite = _finite(fmt, denominator)
         inverse_small = finite and fmt.is_denormal(_quotient(fmt, fmt.one, denominator))
         quotient_small = finite and _finite(fmt, numerator) and fmt.is_denormal(_quotient(fmt, numerator, denominator))
         if fmt.exponent(numerator) - fmt.exponent(denominator) >= far:
-            return (up if same_as(denominator) else kept), 1
+            return (up if same_as(denominator) else unscaled), 1
         if fmt.is_denormal(denominator):
             return up, 0
         if inverse_small and quotient_small:
             # The ISA scales up here, which overflows: 1 divided by 2**127 would be NaN.
-            return (down if same_as(denominator) else kept), 1
+            return (down if same_as(denominator) else unscaled), 1
         if inverse_small:
             return down, 0
         if quotient_small:
-            return (up if same_as(numerator) else kept), 1
-        return (up if fmt.exponent(numerator) <= tiny else kept), 0
+            return (up if same_as(numerator) else unscaled), 1
+        return (up if fmt.exponent(numerator) <= tiny else unscaled), 0
 
     return f
 

@@ -30,9 +30,9 @@ def _absolute_differences(a: int, b: int, c: int) -> int:
 def _permuted(a: int, b: int, selectors: int) -> int:
     """Bytes 0 to 3 are of source 1, 4 to 7 of source 0; 8 to 11 repeat the sign of bytes 1, 3, 5, 7; 12 is 0x00 and all
     above is 0xff."""
-    given = _bytes(b) + _bytes(a)
-    signs = [255 * (given[k] >> 7) for k in (1, 3, 5, 7)]
-    choices = given + signs + [0]
+    source_bytes = _bytes(b) + _bytes(a)
+    signs = [255 * (source_bytes[k] >> 7) for k in (1, 3, 5, 7)]
+    choices = source_bytes + signs + [0]
     return sum((choices[s] if s < 13 else 255) << 8 * k for k, s in enumerate(_bytes(selectors)))
 
 

@@ -53,7 +53,7 @@ def _op(name: str, signature: str, f: Callable[..., After]) -> None:
     TABLE[f"s_{name}"] = ScalarOp(signature, f)
 
 
-def _kept(name: str, signature: str, f: Callable[..., int]) -> None:
+def _add_unchanged(name: str, signature: str, f: Callable[..., int]) -> None:
     """SCC stays."""
     _op(name, signature, lambda s, *x: After(f(*x)))
 
@@ -86,9 +86,9 @@ _op("subb_u32", _U, lambda s, a, b: _carry(a - b - s.scc))
 _op("add_i32", _I, lambda s, a, b: _overflow(a + b))
 _op("sub_i32", _I, lambda s, a, b: _overflow(a - b))
 _op("addk_i32", "k16 -> i32", lambda s, k: _overflow(typed(s.old, "i32") + typed(k, "i16")))
-_kept("mul_i32", _I, lambda a, b: a * b)
-_kept("mul_hi_u32", _U, lambda a, b: a * b >> 32)
-_kept("mul_hi_i32", _I, lambda a, b: a * b >> 32)
+_add_unchanged("mul_i32", _I, lambda a, b: a * b)
+_add_unchanged("mul_hi_u32", _U, lambda a, b: a * b >> 32)
+_add_unchanged("mul_hi_i32", _I, lambda a, b: a * b >> 32)
 _op("mulk_i32", "k16 -> i32", lambda s, k: After(typed(s.old, "i32") * typed(k, "i16")))
 for _n in (1, 2, 3, 4):
     _op(f"lshl{_n}_add_u32", _U, lambda s, a, b, n=_n: _carry((a << n) + b))
@@ -146,7 +146,7 @@ _nonzero("ashr_i32", "i32 u32 -> i32", lambda a, n: a >> (n & 31))
 _nonzero("lshl_b64", "u64 u32 -> u64", lambda a, n: a << (n & 63))
 _nonzero("lshr_b64", "u64 u32 -> u64", lambda a, n: a >> (n & 63))
 _nonzero("ashr_i64", "i64 u32 -> i64", lambda a, n: a >> (n & 63))
-_kept("bfm_b32", _B, lambda bits, at: ((1 << (bits & 31)) - 1) << (at & 31))
+_add_unchanged("bfm_b32", _B, lambda bits, at: ((1 << (bits & 31)) - 1) << (at & 31))
 
 
 def _field(bits: int) -> Callable[[int, int], int]:
@@ -170,25 +170,25 @@ for _bits in (32, 64):
     _nonzero(f"bfe_i{_bits}", f"i{_bits} b32:field -> i{_bits}", _signed_field(_bits))
 
 # ---- bits
-_kept("brev_b32", "b32 -> b32", lambda x: int(f"{x:032b}"[::-1], 2))
+_add_unchanged("brev_b32", "b32 -> b32", lambda x: int(f"{x:032b}"[::-1], 2))
 _nonzero("bcnt1_i32_b32", "b32 -> i32", int.bit_count)
 _nonzero("bcnt1_i32_b64", "b64 -> i32", int.bit_count)
-_kept("ff1_i32_b32", "b32 -> i32", lambda x: (x & -x).bit_length() - 1 if x else -1)
-_kept("flbit_i32_b32", "b32 -> i32", lambda x: 32 - x.bit_length() if x else -1)
+_add_unchanged("ff1_i32_b32", "b32 -> i32", lambda x: (x & -x).bit_length() - 1 if x else -1)
+_add_unchanged("flbit_i32_b32", "b32 -> i32", lambda x: 32 - x.bit_length() if x else -1)
 _op("bitset0_b32", "u32 -> b32", lambda s, n: After(s.old & ~(1 << (n & 31)) & 0xFFFFFFFF))
 _op("bitset1_b32", "u32 -> b32", lambda s, n: After((s.old | 1 << (n & 31)) & 0xFFFFFFFF))
 _op("bitcmp0_b32", "u32 u32 ->", lambda s, a, n: After(None, a >> (n & 31) & 1 ^ 1))
 _op("bitcmp1_b32", "u32 u32 ->", lambda s, a, n: After(None, a >> (n & 31) & 1))
-_kept("sext_i32_i8", "b32 -> i32", lambda x: typed(x, "i8"))
-_kept("sext_i32_i16", "b32 -> i32", lambda x: typed(x, "i16"))
-_kept("pack_ll_b32_b16", _B, lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16)
-_kept("pack_lh_b32_b16", _B, lambda a, b: a & 0xFFFF | b & 0xFFFF0000)
-_kept("pack_hh_b32_b16", _B, lambda a, b: a >> 16 | b & 0xFFFF0000)
+_add_unchanged("sext_i32_i8", "b32 -> i32", lambda x: typed(x, "i8"))
+_add_unchanged("sext_i32_i16", "b32 -> i32", lambda x: typed(x, "i16"))
+_add_unchanged("pack_ll_b32_b16", _B, lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16)
+_add_unchanged("pack_lh_b32_b16", _B, lambda a, b: a & 0xFFFF | b & 0xFFFF0000)
+_add_unchanged("pack_hh_b32_b16", _B, lambda a, b: a >> 16 | b & 0xFFFF0000)
 
 # ---- moves and choices
-_kept("mov_b32", "b32 -> b32", lambda x: x)
-_kept("mov_b64", "b64 -> b64", lambda x: x)
-_kept("movk_i32", "k16 -> i32", lambda k: typed(k, "i16"))
+_add_unchanged("mov_b32", "b32 -> b32", lambda x: x)
+_add_unchanged("mov_b64", "b64 -> b64", lambda x: x)
+_add_unchanged("movk_i32", "k16 -> i32", lambda k: typed(k, "i16"))
 for _t in ("b32", "b64"):
     _op(f"cmov_{_t}", f"{_t} -> {_t}", lambda s, x: After(x if s.scc else None))
     _op(f"cselect_{_t}", f"{_t} {_t} -> {_t}", lambda s, a, b: After(a if s.scc else b))

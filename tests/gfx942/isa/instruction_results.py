@@ -24,11 +24,11 @@ class Register:
     near: Near | None = None
     fmt: Format | None = None
 
-    def holds(self, got: int) -> bool:
+    def holds(self, actual: int) -> bool:
         if self.near is None or self.fmt is None:
-            return (got ^ self.value) & self.care == 0
-        low = got & (1 << self.fmt.bits) - 1
-        if (got ^ self.value) & self.care >> self.fmt.bits << self.fmt.bits:
+            return (actual ^ self.value) & self.care == 0
+        low = actual & (1 << self.fmt.bits) - 1
+        if (actual ^ self.value) & self.care >> self.fmt.bits << self.fmt.bits:
             return False
         return _is_near(self.near, self.fmt, low)
 
@@ -36,13 +36,13 @@ class Register:
 def _is_near(near: Near, fmt: Format, bits: int) -> bool:
     if fmt.is_nan(bits):
         return False
-    got, v = fmt.number(bits), near.value
-    if bits == fmt.of_number(v) or (near.or_zero and got == 0):
+    actual, v = fmt.number(bits), near.value
+    if bits == fmt.of_number(v) or (near.or_zero and actual == 0):
         return True
-    if v == 0 or math.isinf(v) or math.isinf(got):
+    if v == 0 or math.isinf(v) or math.isinf(actual):
         return False
-    place = max(math.frexp(v)[1] - 1, 1 - fmt.bias) - fmt.fraction
-    return abs(got - v) <= near.ulps * 2.0**place
+    last_exponent = max(math.frexp(v)[1] - 1, 1 - fmt.bias) - fmt.fraction
+    return abs(actual - v) <= near.ulps * 2.0**last_exponent
 
 
 # ---- sources
@@ -189,14 +189,14 @@ def _merged(form: Form, op: Op, old: int, bits: int, care: int) -> tuple[int, in
         size = 8 if kind == "BYTE" else 16
         shift = size * int(at)
         part = (1 << size) - 1
-        value, rest, known = (bits & part) << shift, 0, 0xFFFFFFFF & ~(part << shift)
+        value, untouched, known = (bits & part) << shift, 0, 0xFFFFFFFF & ~(part << shift)
         if form.unused == "UNUSED_PRESERVE":
-            rest = old & 0xFFFFFFFF & ~(part << shift)
+            untouched = old & 0xFFFFFFFF & ~(part << shift)
         elif form.unused == "UNUSED_SEXT" and bits >> size - 1 & 1:
-            rest = 0xFFFFFFFF & ~((1 << shift + size) - 1)
+            untouched = 0xFFFFFFFF & ~((1 << shift + size) - 1)
         if form.unused == "UNUSED_SEXT" and not care >> size - 1 & 1:
             known = (1 << shift) - 1
-        return value | rest, known | (care & part) << shift
+        return value | untouched, known | (care & part) << shift
     if n == 16:
         upper = op.half == "upper" or form.op_sel >> len(form.operands) & 1
         keeps = 0xFFFF0000 if op.half == "lower" and not upper else 0x0000FFFF if upper else 0
@@ -214,10 +214,10 @@ def _packed(form: Form, op: Op, wave: Wave, lane: int) -> tuple[int, int]:
         values = []
         for j, kind in enumerate(op.sources):
             o = form.operands[j]
-            whole = wave.sources[j][lane] if o.kind == "vector" else wave.scalars[0]
+            source = wave.sources[j][lane] if o.kind == "vector" else wave.scalars[0]
             if o.kind == "constant":  # of 32 bits: a half is below a zero, an integer is extended
-                whole = constant_bits(o.text, element(kind) if "." in o.text else "i32")
-            x = whole >> (n if sel >> j & 1 else 0) & (1 << n) - 1
+                source = constant_bits(o.text, element(kind) if "." in o.text else "i32")
+            x = source >> (n if sel >> j & 1 else 0) & (1 << n) - 1
             if fmt:
                 x = fmt.flushed(x) if mode.flushes_inputs(fmt) else x
                 x = fmt.negated(x) if neg >> j & 1 else x
@@ -235,11 +235,11 @@ def _pair_move(form: Form, wave: Wave, lane: int) -> tuple[int, int]:
     """v_pk_mov_b32 takes one word of each source: source 0's op_sel is of the lower result, source 1's of the upper."""
     words = []
     for j, o in enumerate(form.operands):
-        whole = wave.scalars[0] if o.kind == "scalar" else wave.sources[j][lane]
+        source = wave.scalars[0] if o.kind == "scalar" else wave.sources[j][lane]
         words.append(
             int(o.text) & 0xFFFFFFFF
             if o.kind == "constant"
-            else whole >> (32 if form.op_sel >> j & 1 else 0) & 0xFFFFFFFF
+            else source >> (32 if form.op_sel >> j & 1 else 0) & 0xFFFFFFFF
         )
     return words[0] | words[1] << 32, WHOLE
 
@@ -317,17 +317,19 @@ def expectation(form: Form, op: Op, wave: Wave) -> Expectation:
 def difference(form: Form, op: Op, wave: Wave, left: Left) -> str:
     """What is wrong; nothing where all is right."""
     e = expectation(form, op, wave)
-    for lane, (register, got) in enumerate(zip(e.registers, left.vectors, strict=True)):
-        if not register.holds(got):
+    for lane, (register, actual) in enumerate(zip(e.registers, left.vectors, strict=True)):
+        if not register.holds(actual):
             want = repr(register.near) if register.near else f"{register.value:016x} (bits {register.care:016x})"
-            return f"lane {lane}: {want} expected, got {got:016x}; old {wave.old[lane]:x}, {_state(form, wave, lane)}"
+            return (
+                f"lane {lane}: {want} expected, got {actual:016x}; old {wave.old[lane]:x}, {_state(form, wave, lane)}"
+            )
     masks = {"VCC": wave.mask, "s[40:41]": wave.old_scalar, "EXEC": e.exec}
     if e.mask is not None:
         masks["VCC" if form.vcc else "s[40:41]"] = e.mask
-    for (name, expected), got in zip(masks.items(), (left.vcc, left.scalar, left.exec), strict=True):
-        if expected != got:
-            lane = ((expected ^ got) & -(expected ^ got)).bit_length() - 1
-            return f"{name}: {expected:016x} expected, got {got:016x}; lane {lane}: {_state(form, wave, lane)}"
+    for (name, expected), actual in zip(masks.items(), (left.vcc, left.scalar, left.exec), strict=True):
+        if expected != actual:
+            lane = ((expected ^ actual) & -(expected ^ actual)).bit_length() - 1
+            return f"{name}: {expected:016x} expected, got {actual:016x}; lane {lane}: {_state(form, wave, lane)}"
     return "" if left.scc == wave.scc else "SCC has changed"
 
 

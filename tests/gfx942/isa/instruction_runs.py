@@ -186,9 +186,9 @@ class Family:
         found = []
         for out in outputs:
             low, high = out[:LANES].astype(np.uint64), out[LANES : 2 * LANES].astype(np.uint64)
-            scalar, vcc, exec_mask, rest = (int(x) for x in out[2 * LANES :].view(np.uint64)[:4])
+            scalar, vcc, exec_mask, scc_and_m0 = (int(x) for x in out[2 * LANES :].view(np.uint64)[:4])
             vectors = (low | high << np.uint64(32)).tolist()
-            found.append(Left(vectors, scalar, vcc, exec_mask, scc=rest & 0xFFFFFFFF, m0=rest >> 32))
+            found.append(Left(vectors, scalar, vcc, exec_mask, scc=scc_and_m0 & 0xFFFFFFFF, m0=scc_and_m0 >> 32))
         return found
 
 

@@ -73,7 +73,7 @@ def stored(memory: np.ndarray, data: np.ndarray, at: np.ndarray, name: str, on: 
     return after
 
 
-def places(size: int, seed: int) -> np.ndarray:
+def byte_addresses(size: int, seed: int) -> np.ndarray:
     """Of lanes that do not overlap, at the first and the last byte too, aligned or not."""
     random = np.random.default_rng(seed)
     at = random.permutation(SIZE // 32 - 1)[:WAVE] * 32 + random.integers(0, 17, WAVE)

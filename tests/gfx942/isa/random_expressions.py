@@ -303,16 +303,19 @@ def differences(device: ModuleType, seed: int) -> Iterator[str]:
         host = _host(source)
         r = random.Random(-1 - seed)
         for k, names in enumerate(results):
-            given = _inputs(r)
-            there, here = (np.zeros((LANES, len(names)), dtype=np.uint64) for _ in range(2))
-            module.launch(f"p{k}", grid=LANES // 64, block=64, args=(given, there))
-            getattr(host, f"p{k}")(given.ctypes.data_as(ctypes.c_void_p), here.ctypes.data_as(ctypes.c_void_p), LANES)
-            lanes, columns = np.nonzero(there != here)
+            inputs = _inputs(r)
+            device_results, host_results = (np.zeros((LANES, len(names)), dtype=np.uint64) for _ in range(2))
+            module.launch(f"p{k}", grid=LANES // 64, block=64, args=(inputs, device_results))
+            getattr(host, f"p{k}")(
+                inputs.ctypes.data_as(ctypes.c_void_p), host_results.ctypes.data_as(ctypes.c_void_p), LANES
+            )
+            lanes, columns = np.nonzero(device_results != host_results)
             if len(lanes):
                 lane, column = int(lanes[0]), int(columns[0])
+                on_host, on_device = (int(x[lane, column]) for x in (host_results, device_results))
                 yield (
-                    f"seed {seed}, p{k}, lane {lane}: {names[column]} is {int(here[lane, column]):#x} on the host and "
-                    f"{int(there[lane, column]):#x} on gfx942; in {[hex(x) for x in given[lane].tolist()]}"
+                    f"seed {seed}, p{k}, lane {lane}: {names[column]} is {on_host:#x} on the host and "
+                    f"{on_device:#x} on gfx942; in {[hex(x) for x in inputs[lane].tolist()]}"
                 )
 
 

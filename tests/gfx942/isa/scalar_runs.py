@@ -90,14 +90,14 @@ def scalar_difference(form: ScalarForm, op: ScalarOp, wave: Wave, left: Left) ->
     values = [_value(t, k, wave, j) for j, (t, k) in enumerate(zip(form.operands, op.sources, strict=True))]
     after = op.f(State(wave.scc, old & (1 << bits) - 1, wave.exec), *values)
     scalar = old if after.result is None else old >> bits << bits | after.result & (1 << bits) - 1
-    for name, want, got in (
+    for name, want, actual in (
         ("the result", scalar, left.scalar),
         ("SCC", wave.scc if after.scc is None else after.scc, left.scc),
         ("EXEC", wave.exec if after.exec is None else after.exec, left.exec),
         ("VCC", wave.mask, left.vcc),
         ("M0", wave.m0, left.m0),
     ):
-        if want != got:
-            given = " ".join(f"{v:#x}" for v in values)
-            return f"{name}: {want:#x} expected, got {got:#x}; sources {given}, old {old:#x}, SCC {wave.scc}"
+        if want != actual:
+            sources = " ".join(f"{v:#x}" for v in values)
+            return f"{name}: {want:#x} expected, got {actual:#x}; sources {sources}, old {old:#x}, SCC {wave.scc}"
     return ""

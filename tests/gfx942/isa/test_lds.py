@@ -26,8 +26,8 @@ MASKS = [(1 << WAVE) - 1, 0x8000_0000_1234_F00F, 0]
 def test_dwords(device: ModuleType, count: int, alignment: int, mask: int) -> None:
     random, memory, on = np.random.default_rng(count), content(), lanes_on(mask)
     size, offset = 4 * count, 16
-    places = random.permutation((SIZE - size - offset) // 16)[:WAVE] * 16
-    address = places + random.integers(0, 16 // alignment, WAVE) * alignment * (count == 1)
+    slots = random.permutation((SIZE - size - offset) // 16)[:WAVE] * 16
+    address = slots + random.integers(0, 16 // alignment, WAVE) * alignment * (count == 1)
     address = address.astype(np.uint32) + np.uint32(0 if count == 1 or alignment == 16 else alignment % 16)
     address[0], address[1] = SIZE - size - offset - (SIZE - size) % alignment, 0
     old = random.integers(0, 1 << 32, (4, WAVE), np.uint32)
@@ -41,7 +41,7 @@ def test_dwords(device: ModuleType, count: int, alignment: int, mask: int) -> No
     assert np.array_equal(found, expected)
     assert np.array_equal(after, memory)
 
-    address = places.astype(np.uint32)  # lanes that overlap would leave it open which one stays
+    address = slots.astype(np.uint32)  # lanes that overlap would leave it open which one stays
     body = f"ds_write_{name} v3, {span('v', 20, count)} offset:{offset}"
     _, after = on_lds(device, body, memory, loads | {"v3": address}, [], mask)
     expected = memory.copy()
@@ -57,15 +57,15 @@ def test_two_places(device: ModuleType, count: int, stride: int) -> None:
     random, memory = np.random.default_rng(7), content()
     unit = 4 * count
     offsets = (3, 1) if stride == 64 and count == 2 else (5, 2)
-    room = SIZE - max(offsets) * unit * stride
-    address = (random.permutation(room // unit)[:WAVE] * unit).astype(np.uint32)
+    size = SIZE - max(offsets) * unit * stride
+    address = (random.permutation(size // unit)[:WAVE] * unit).astype(np.uint32)
     suffix = f"{'st64' if stride == 64 else ''}_b{8 * unit}"
     both = f"offset0:{offsets[0]} offset1:{offsets[1]}"
-    places = [address + o * unit * stride for o in offsets]
+    addresses = [address + o * unit * stride for o in offsets]
 
     body = f"ds_read2{suffix} {span('v', 20, 2 * count)}, v3 {both}"
     found, _ = on_lds(device, body, memory, {"v3": address}, registers("v", 20, 2 * count))
-    expected = [taken(memory, at, unit).view(np.uint32).T for at in places]
+    expected = [taken(memory, at, unit).view(np.uint32).T for at in addresses]
     assert np.array_equal(found, np.concatenate(expected))
 
     data = random.integers(0, 1 << 32, (2 * count, WAVE), np.uint32)
@@ -73,7 +73,7 @@ def test_two_places(device: ModuleType, count: int, stride: int) -> None:
     body = f"ds_write2{suffix} v3, {span('v', 20, count)}, {span('v', 20 + count, count)} {both}"
     _, after = on_lds(device, body, memory, loads, [])
     expected = memory.copy()
-    for at, values in zip(places, (data[:count], data[count:]), strict=True):
+    for at, values in zip(addresses, (data[:count], data[count:]), strict=True):
         expected[at[:, None] + np.arange(unit)] = np.ascontiguousarray(values.T).view(np.uint8)
     assert np.array_equal(after, expected)
 
@@ -127,9 +127,9 @@ def test_bpermute(device: ModuleType, mask: int) -> None:
     data, old = random.integers(0, 1 << 32, (2, WAVE), np.uint32)
     body = "ds_bpermute_b32 v20, v3, v4 offset:8"
     found, _ = on_lds(device, body, content(), {"v3": address, "v4": data, "v20": old}, ["v20"], mask)
-    given = np.where(on, data, 0)
+    active_data = np.where(on, data, 0)
     lane = (address.astype(np.uint64) + 8) // 4 % WAVE
-    assert np.array_equal(found[0], np.where(on, given[lane], old))
+    assert np.array_equal(found[0], np.where(on, active_data[lane], old))
 
 
 def test_permute(device: ModuleType) -> None:
@@ -209,13 +209,13 @@ def cycles(address: np.ndarray, size: int, read: bool, on: np.ndarray) -> tuple[
 def patterns(size: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(size)
     unit = max(size, 4)
-    room = SIZE - size
-    made = {f"stride {s}": LANES * s * unit for s in (1, 2, 3, 8, 32)}
-    made |= {"one place": 0 * LANES, "pairs": LANES // 2 * unit}
-    made["random"] = random.integers(0, room // unit, WAVE) * unit
+    size_left = SIZE - size
+    addresses = {f"stride {s}": LANES * s * unit for s in (1, 2, 3, 8, 32)}
+    addresses |= {"one place": 0 * LANES, "pairs": LANES // 2 * unit}
+    addresses["random"] = random.integers(0, size_left // unit, WAVE) * unit
     if size > 2:
-        made["unaligned"] = random.integers(0, room // 4, WAVE) * 4
-    return {name: (x % (room - room % unit)).astype(np.uint32) for name, x in made.items()}
+        addresses["unaligned"] = random.integers(0, size_left // 4, WAVE) * 4
+    return {name: (x % (size_left - size_left % unit)).astype(np.uint32) for name, x in addresses.items()}
 
 
 SIZES = {"u8": 1, "u16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16}

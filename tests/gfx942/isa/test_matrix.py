@@ -163,9 +163,9 @@ def test_blgp(device: ModuleType, name: str, blgp: int) -> None:
     a, b, c = numbers(form, blgp)
     blocks, columns, depths = input_index(form)
     lanes = [moved(lane, blgp) for lane in range(WAVE)]
-    other = np.empty_like(b)
-    other[blocks, columns, depths] = b[blocks, columns, depths][:, lanes]
-    expected = product(form, a, other, c).astype(np.float32)
+    permuted = np.empty_like(b)
+    permuted[blocks, columns, depths] = b[blocks, columns, depths][:, lanes]
+    expected = product(form, a, permuted, c).astype(np.float32)
     assert np.array_equal(multiply(device, form, a, b, c, f"blgp:{blgp}"), expected)
 
 
@@ -173,8 +173,8 @@ def test_blgp(device: ModuleType, name: str, blgp: int) -> None:
 def test_cbsz_and_abid(device: ModuleType, cbsz: int, abid: int) -> None:
     form = BY_NAME["v_mfma_f32_4x4x4_16b_f16"]
     a, b, c = numbers(form, 9)
-    other = a[[block >> cbsz << cbsz | abid for block in range(form.blocks)]]
-    expected = product(form, other, b, c).astype(np.float32)
+    broadcast = a[[block >> cbsz << cbsz | abid for block in range(form.blocks)]]
+    expected = product(form, broadcast, b, c).astype(np.float32)
     assert np.array_equal(multiply(device, form, a, b, c, f"cbsz:{cbsz} abid:{abid}"), expected)
 
 
@@ -190,22 +190,22 @@ def test_doubles(device: ModuleType, side: int, blocks: int, negative: tuple[int
     lane = np.arange(WAVE)
     if blocks == 1:
         block, row, k = 0 * lane, lane % 16, lane // 16
-        places = [(0 * lane, 4 * e + lane // 16, lane % 16) for e in range(4)]
+        positions = [(0 * lane, 4 * e + lane // 16, lane % 16) for e in range(4)]
     else:
         block, row, k = lane // 4 % 4, lane % 4, lane // 16
-        places = [(block, lane // 16, lane % 4)]
-    images = [a[block, row, k], b[block, row, k], *(c[place] for place in places)]
+        positions = [(block, lane // 16, lane % 4)]
+    images = [a[block, row, k], b[block, row, k], *(c[position] for position in positions)]
     loads = {}
-    for at, image in zip((8, 10, *range(16, 16 + 2 * len(places), 2)), images, strict=True):
+    for at, image in zip((8, 10, *range(16, 16 + 2 * len(positions), 2)), images, strict=True):
         loads[f"v{at}"], loads[f"v{at + 1}"] = np.ascontiguousarray(image).view(np.uint32).reshape(WAVE, 2).T
     name = "v_mfma_f64_16x16x4_f64" if blocks == 1 else "v_mfma_f64_4x4x4_4b_f64"
-    size = 2 * len(places)
+    size = 2 * len(positions)
     signs = f"neg:[{','.join(map(str, negative))}]" if any(negative) else ""
     body = f"{name} {span('v', 32, size)}, v[8:9], v[10:11], {span('v', 16, size)} {signs}"
     found = run(device, body, loads, registers("v", 32, size))
     d = np.empty_like(c)
-    for place, low, high in zip(places, found[::2], found[1::2], strict=True):
-        d[place] = np.ascontiguousarray(np.stack([low, high], 1)).view(np.float64)[:, 0]
+    for position, low, high in zip(positions, found[::2], found[1::2], strict=True):
+        d[position] = np.ascontiguousarray(np.stack([low, high], 1)).view(np.float64)[:, 0]
     x, y, z = (m * (1 - 2 * n) for m, n in zip((a, b, c), negative, strict=True))
     assert np.array_equal(d, z + np.einsum("bik,bjk->bij", x, y))
 

@@ -17,11 +17,11 @@ from memory_models import (
     SOME,
     STORES,
     WAIT,
+    byte_addresses,
     content,
     data_rows,
     loaded,
     masked,
-    places,
     stored,
     width,
 )
@@ -49,12 +49,12 @@ def test_global(device: ModuleType, form: str, mask: int) -> None:
         return rows | in_dwords((at - offset + begin).astype(np.int64).astype(np.uint64), "v", 4)
 
     for name, (size, *_) in LOADS.items():
-        at = places(size, size)
+        at = byte_addresses(size, size)
         body = masked(mask, f"global_load_{name} {span('v', 20, width(name))}, {address}, {base}")
         found = run(device, body, registers_of(at), registers("v", 20, 4), arrays=[memory])
         assert np.array_equal(found, loaded(data, memory, at, name, on)), name
     for name, (size, _) in STORES.items():
-        at = places(size, size)
+        at = byte_addresses(size, size)
         expected = stored(memory, data, at, name, on)
         body = masked(mask, f"global_store_{name} {address}, {span('v', 20, width(name))}, {base}")
         run(device, body, registers_of(at), [], arrays=[memory])
@@ -113,9 +113,9 @@ def test_flat(device: ModuleType) -> None:
         found = run(device, body, loads, registers("v", 30, 4), arrays=[memory], lds=LDS, scratch=SCRATCH)
         assert np.array_equal(memory, expected), name
         shift = STORES[name][1]
-        kept = (data >> np.uint32(shift)) & np.uint32((1 << 8 * min(size, 4)) - 1)
-        kept[width(name) :] = 0
-        assert np.array_equal(found, kept), name
+        masked = (data >> np.uint32(shift)) & np.uint32((1 << 8 * min(size, 4)) - 1)
+        masked[width(name) :] = 0
+        assert np.array_equal(found, masked), name
 
 
 SCRATCH_FORMS = {
@@ -130,7 +130,7 @@ SCRATCH_FORMS = {
 def test_scratch(device: ModuleType, form: str) -> None:
     """What lanes store, each at its own place, comes back; nobody else's is touched."""
     data, rows = data_rows(4)
-    own, scalar = (LANES % 8 * 16).astype(np.uint32), 64
+    offsets, scalar = (LANES % 8 * 16).astype(np.uint32), 64
     for name, (size, shift) in STORES.items():
         load = {1: "ubyte", 2: "ushort"}.get(size, name)
         address, base = SCRATCH_FORMS[form].format(20).split(", ")
@@ -139,11 +139,11 @@ def test_scratch(device: ModuleType, form: str) -> None:
   scratch_store_{name} {address}, {value}, {base}
 {WAIT}
   scratch_load_{load} {span("v", 30, width(load))}, {address}, {base}"""
-        loads = rows | {f"v{r}": 0 for r in range(30, 34)} | {"v4": own}
+        loads = rows | {f"v{r}": 0 for r in range(30, 34)} | {"v4": offsets}
         found = run(device, body, loads, registers("v", 30, 4), scratch=SCRATCH)
-        kept = (data >> np.uint32(shift)) & np.uint32((1 << 8 * min(size, 4)) - 1)
-        kept[width(name) :] = 0
-        assert np.array_equal(found, kept), name
+        stored = (data >> np.uint32(shift)) & np.uint32((1 << 8 * min(size, 4)) - 1)
+        stored[width(name) :] = 0
+        assert np.array_equal(found, stored), name
 
 
 def test_scratch_forms_name_the_same_bytes(device: ModuleType) -> None:
@@ -206,8 +206,8 @@ def test_scalar_loads(device: ModuleType, count: int) -> None:
     ],
 )
 def test_bytes_and_lines(device: ModuleType, at: np.ndarray, size: int, lines: int) -> None:
-    room = np.zeros(SIZE + 128, np.uint8)
-    memory = room[-room.ctypes.data % 128 :][:SIZE]
+    buffer = np.zeros(SIZE + 128, np.uint8)
+    memory = buffer[-buffer.ctypes.data % 128 :][:SIZE]
     name = {4: "dword", 8: "dwordx2", 16: "dwordx4"}[size]
     body = f"global_load_{name} {span('v', 20, size // 4)}, v4, s[12:13]"
     _, counted = run_counted(device, body, {"v4": at.astype(np.uint32)}, [], arrays=[memory])

@@ -62,13 +62,13 @@ def run_counted(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """The same, and what was counted of each mnemonic's last instruction."""
     text = program(body, list(loads), stores, threads=threads, arguments=len(arrays), **kernel)
-    given = np.zeros((max(1, len(loads)), threads), np.uint32)
-    for row, bits in zip(given, loads.values(), strict=False):
+    registers = np.zeros((max(1, len(loads)), threads), np.uint32)
+    for row, bits in zip(registers, loads.values(), strict=False):
         row[:] = bits_of(bits)
     found = np.zeros((max(1, len(stores)), threads), np.uint32)
     with device.Module(device.assemble(text)) as module:
         device.reset_counters()
-        module.launch("kernel", 1, threads, (given, found, *arrays))
+        module.launch("kernel", 1, threads, (registers, found, *arrays))
         counted = {i.mnemonic: i for i in device.counters()[0].instructions}
     return found[: len(stores)], counted
 

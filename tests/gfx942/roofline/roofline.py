@@ -182,8 +182,8 @@ def plot(path: Path, tables: dict[str, list[Row]]) -> None:
     )
     for panel, (title, rows) in zip(panels[:, 0], tables.items(), strict=True):
         for k, (unit, colour) in enumerate(zip(units, colours, strict=True)):
-            places = [y + (k - 2) * 0.16 for y in range(len(rows))]
-            bars = panel.barh(places, [row.units()[unit] for row in rows], 0.15, color=colour, label=unit)
+            positions = [y + (k - 2) * 0.16 for y in range(len(rows))]
+            bars = panel.barh(positions, [row.units()[unit] for row in rows], 0.15, color=colour, label=unit)
             for bar, row in zip(bars, rows, strict=True):
                 bar.set_alpha(1.0 if row.binds == unit else 0.45)
         panel.set_yticks(range(len(rows)), [row.kernel for row in rows], fontsize=8)

@@ -40,9 +40,9 @@ def draw(*shape: int, grad: bool = False) -> Tensor:
 def _mlstm_inputs(batch: int, length: int, grad: bool) -> list[Tensor]:
     g = torch.Generator().manual_seed(0)
     shapes = [(DQK,), (DQK,), (DHV,), (), ()]
-    made = [torch.randn(batch, HEADS, length, *d, generator=g) for d in shapes]
-    made[4] += 3
-    return [x.to(torch.bfloat16).to("cuda").requires_grad_(grad) for x in made]
+    tensors = [torch.randn(batch, HEADS, length, *d, generator=g) for d in shapes]
+    tensors[4] += 3
+    return [x.to(torch.bfloat16).to("cuda").requires_grad_(grad) for x in tensors]
 
 
 def mlstm(batch: int, length: int) -> None:
@@ -114,12 +114,12 @@ def model_step(batch: int, bits: int) -> None:
     )  # fmt: skip
     if bits:
         quantize(model, bits, progress=False)
-    made = model._new_engine()
-    weights = [w.detach().to("cuda") for w in made._parts.tensors]
+    engine = model._new_engine()
+    weights = [w.detach().to("cuda") for w in engine._parts.tensors]
     states = [torch.randn(batch, HEADS, *d).to("cuda") for d in ((DQK, DHV), (DQK,), (1,))]
     out = torch.empty(batch, STEP_WORDS).to("cuda")
     x = torch.arange(batch).to("cuda")
-    OPS.decode_step_(out, x, None, weights, made._weight_index, states, HEADS, made._norm_eps, 1e-6, 15.0, 30.0)
+    OPS.decode_step_(out, x, None, weights, engine._weight_index, states, HEADS, engine._norm_eps, 1e-6, 15.0, 30.0)
 
 
 def layers(tokens: int) -> None:

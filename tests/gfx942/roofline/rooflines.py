@@ -116,11 +116,11 @@ def page(tables: dict[str, list[Row]]) -> str:
     lines = [HEAD, *aims(tables), "", f"![what each unit needs]({PICTURE.name})", ""]
     for shape in SHAPES:
         rows = tables[shape.title]
-        said = [shape.words] if shape.words else []
+        notes = [shape.words] if shape.words else []
         if shape.every > 1:
-            said.append(f"One workgroup in {shape.every} ran.")
+            notes.append(f"One workgroup in {shape.every} ran.")
         lines += [f"## {shape.title}", ""]
-        lines += [*textwrap.wrap(" ".join(said), 118), ""] if said else []
+        lines += [*textwrap.wrap(" ".join(notes), 118), ""] if notes else []
         lines.append(roofline.markdown(rows))
     below = {row.kernel: note_of(row) for rows in tables.values() for row in rows if row.overlapped < LEAST_SHARE}
     lines += [f"## Below {LEAST_SHARE:.0%} of MFMA peak", ""]

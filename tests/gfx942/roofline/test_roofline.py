@@ -57,9 +57,9 @@ def test_what_the_issues_ask_of_attention(package: ModuleType, device: ModuleTyp
     from roofline_shapes import SHAPES, attention, mla
 
     less = {r"forward_kernel<.*": lambda: attention(8192, 5, 128, True), r"mla_kernel<.*": lambda: mla(16, 8192, 128)}
-    asked = [shape for shape in SHAPES if shape.aim]
-    assert {shape.aim.kernel for shape in asked} == set(less)
-    for shape in asked:
+    with_aims = [shape for shape in SHAPES if shape.aim]
+    assert {shape.aim.kernel for shape in with_aims} == set(less)
+    for shape in with_aims:
         rows = rooflines.rows_of(less[shape.aim.kernel], 31)
         row = rooflines.aimed_at(shape, rows)
         assert row.overlapped >= shape.aim.share, (row.kernel, row.overlapped, row.binds)

@@ -77,12 +77,12 @@ def package() -> Path:
     with _one_at_a_time():
         code_objects.build("xlstm_hip_ops", "_native")
         files = [path for path in (ROOT / "python" / "xlstm_hip").iterdir() if path.suffix != ".so"]
-        wanted = {path.name: path for path in (*files, *code_objects.BUILD.glob("*.so"))}
+        expected = {path.name: path for path in (*files, *code_objects.BUILD.glob("*.so"))}
         folder.mkdir(parents=True, exist_ok=True)
         for link in folder.iterdir():
-            if link.readlink() != wanted.get(link.name):
+            if link.readlink() != expected.get(link.name):
                 link.unlink()
-        for name, path in wanted.items():
+        for name, path in expected.items():
             if not (folder / name).is_symlink():
                 (folder / name).symlink_to(path)
     return folder.parent
@@ -92,19 +92,19 @@ def _made_once(text: str, suffix: str, *commands: Sequence[str | Path]) -> bytes
     """The code object that the commands make of the text, one after the other, kept for the next session."""
     words = [str(word) for command in commands for word in command]
     key = hashlib.sha256("\0".join([compiler().version, *words, text]).encode()).hexdigest()[:24]
-    made = BUILD / "code" / f"{key}.co"
-    if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        source = made.with_suffix(suffix)
+    code_object = BUILD / "code" / f"{key}.co"
+    if not code_object.exists():
+        code_object.parent.mkdir(parents=True, exist_ok=True)
+        source = code_object.with_suffix(suffix)
         source.write_text(text)
         for step, command in enumerate(commands):
-            unfinished = made.with_suffix(f".{os.getpid()}.{step}")
+            unfinished = code_object.with_suffix(f".{os.getpid()}.{step}")
             run(*command, source, "-o", unfinished)
             if step:
                 source.unlink()
             source = unfinished
-        source.rename(made)
-    return made.read_bytes()
+        source.rename(code_object)
+    return code_object.read_bytes()
 
 
 def assemble(text: str) -> bytes:

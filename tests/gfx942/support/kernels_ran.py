@@ -38,11 +38,11 @@ def kernels_of(test_file: str) -> frozenset[str]:
 
 def function_of(mangled: str) -> str:
     """The innermost name in a mangled one: `chunk_walk` of _ZN5xlstm3gpu5mlstm10chunk_walkI..."""
-    name, rest = "", mangled.removeprefix("_ZN")
-    while length := re.match(r"\d+", rest):
+    name, remainder = "", mangled.removeprefix("_ZN")
+    while length := re.match(r"\d+", remainder):
         begin = length.end()
         end = begin + int(length[0])
-        name, rest = rest[begin:end], rest[end:]
+        name, remainder = remainder[begin:end], remainder[end:]
     return name
 
 
@@ -55,7 +55,7 @@ def held_kernels(device: ModuleType) -> dict[str, str]:
 
 def check_every_kernel_ran(device: ModuleType, test_file: str) -> None:
     kernels = kernels_of(test_file)
-    held = {name for name, kernel in held_kernels(device).items() if kernel in kernels}
+    in_library = {name for name, kernel in held_kernels(device).items() if kernel in kernels}
     ran = {counted.kernel.name for counted in device.counters()}
-    assert held, f"the library holds no kernel of {test_file}"
-    assert held <= ran, "never ran: " + ", ".join(sorted(held - ran))
+    assert in_library, f"the library holds no kernel of {test_file}"
+    assert in_library <= ran, "never ran: " + ", ".join(sorted(in_library - ran))
