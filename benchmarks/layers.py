@@ -23,11 +23,13 @@ from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.layers import IMPLEMENTATIONS, LAYERS, WORKS, Cell
 from xlstm_hip.bench.machine import copying
 from xlstm_hip.bench.operators import OPERATORS
-from xlstm_hip.bench.registry import OURS
+from xlstm_hip.bench.registry import XLSTM_HIP
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace, paired_ratio
 
-OPERATOR = replace(OPERATORS["layers"], implementations=(replace(IMPLEMENTATIONS[0], name=OURS), IMPLEMENTATIONS[1]))
+OPERATOR = replace(
+    OPERATORS["layers"], implementations=(replace(IMPLEMENTATIONS[0], name=XLSTM_HIP), IMPLEMENTATIONS[1])
+)
 
 
 def measure(session: Session, cell: Cell, advance: Advance) -> Results:
@@ -42,7 +44,7 @@ def measure(session: Session, cell: Cell, advance: Advance) -> Results:
         as_timed=lambda call: machine.graph_of([call]) if in_a_graph else call,
     )
     copied = samples[COPY]
-    ratio = paired_ratio(copied.ms, samples[OURS].ms)
+    ratio = paired_ratio(copied.ms, samples[XLSTM_HIP].ms)
     return cell_of(cell, [*entries, {"name": COPY, "ms": copied.as_json(), "times_ours": ratio}], bytes=moved)
 
 

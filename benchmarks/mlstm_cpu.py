@@ -25,7 +25,7 @@ from xlstm_hip.bench.memory import METHOD
 from xlstm_hip.bench.mlstm import Cell
 from xlstm_hip.bench.mlstm_contenders import CPU_SEQUENCES, CPU_STEPS
 from xlstm_hip.bench.operators import OPERATORS
-from xlstm_hip.bench.registry import OURS, Call
+from xlstm_hip.bench.registry import XLSTM_HIP, Call
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace, paired_ratio, spread
 from xlstm_hip.cli.common import at_least
@@ -68,7 +68,7 @@ def measure(session: Session, cell: Cell, advance: Advance) -> Results:
     # A step is compared with a copy of the same bytes: the states, once in and once out.
     work = 2 * cell.state_bytes if cell.work == "step" else cell.flops
     at_its_rate = [ms * work / amount for ms in yard]
-    shares = {e["name"]: paired_ratio(at_its_rate, e["ms"]["samples"]) for e in entries if e["provider"] == OURS}
+    shares = {e["name"]: paired_ratio(at_its_rate, e["ms"]["samples"]) for e in entries if e["provider"] == XLSTM_HIP}
     rate = spread([amount / (ms * 1e6) for ms in yard])
     return {
         **cell.as_json(),

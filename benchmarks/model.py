@@ -30,13 +30,13 @@ from pages.model import draw, markdown
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.models import Models, Weights, random_weights
 from xlstm_hip.bench.readers import Reader
-from xlstm_hip.bench.registry import DTYPES, OURS
+from xlstm_hip.bench.registry import DTYPES, XLSTM_HIP
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo"
 CAPTURED = "xlstm_large graph"  # reads as xlstm_large does
-OTHERS = tuple(name.removeprefix(f"{OURS} ") for name in CONTENDERS if name != OURS)
+OTHERS = tuple(name.removeprefix(f"{XLSTM_HIP} ") for name in CONTENDERS if name != XLSTM_HIP)
 
 
 class Size:
@@ -60,7 +60,7 @@ class Size:
             else Weights(DEMO, self.dtype, self.device)
         )
         models = Models(self.weights)
-        names = {OURS, *(f"{OURS} {name}" for name in self.args.contenders), *self.args.contenders}
+        names = {XLSTM_HIP, *(f"{XLSTM_HIP} {name}" for name in self.args.contenders), *self.args.contenders}
         available = (name for name, x in CONTENDERS.items() if name in names and x.missing(self.device) is None)
         self.found = {name: models.reader(CONTENDERS[name].name) for name in available}
         model = models.plain()
@@ -95,7 +95,7 @@ class Size:
 
     def memory_and_loading(self, advance: Advance) -> Results:
         x, lengths = self.tokens(1, PROMPT), (4, 8) if self.session.quick else (64, 512, 2048)
-        memory = memory_over_length(self.found[OURS], x, lengths, self.session.machine)
+        memory = memory_over_length(self.found[XLSTM_HIP], x, lengths, self.session.machine)
         measured = {"memory": memory, "loading": loading(self.weights.folder, self.args.device)}
         self.found, self.weights = {}, None  # the next size needs their memory
         return measured

@@ -30,10 +30,10 @@ from xlstm_hip._core.progress import Tasks
 from xlstm_hip.bench.registry import DTYPES
 from xlstm_hip.cli.common import at_least
 
-OURS = "chunkwise--fused"
+FUSED = "chunkwise--fused"
 PLAIN = ("chunkwise--native_autograd", "chunkwise--native_custbw")  # which is the faster depends on the size
 TRUTH = PLAIN[1]  # in float64
-KERNELS = (OURS, *PLAIN)
+KERNELS = (FUSED, *PLAIN)
 STEP_KERNELS = {"ours": "fused", "plain torch": "native"}
 QUANTITIES = ("h", "dq", "dk", "dv", "di", "df")
 MODES = ("forward", "forward + backward")
@@ -160,7 +160,7 @@ class Results:
 
     def ratio(self, dtype: str, mode: str) -> float:
         longest = self.lengths[-1]
-        return self.best_plain(dtype, mode, longest)[0] / self.times[dtype, OURS, mode, longest]
+        return self.best_plain(dtype, mode, longest)[0] / self.times[dtype, FUSED, mode, longest]
 
 
 # ---- the two parts
@@ -289,7 +289,7 @@ def draw(job: argparse.Namespace, results: Results, to: Path) -> None:
 
 def draw_times(job: argparse.Namespace, results: Results, axes: Any) -> None:
     for name, style in zip(job.dtypes, ("-o", "--s", ":^"), strict=False):
-        fused_ms = [1e3 * results.times[name, OURS, MODES[1], n] for n in results.lengths]
+        fused_ms = [1e3 * results.times[name, FUSED, MODES[1], n] for n in results.lengths]
         plain = [1e3 * results.best_plain(name, MODES[1], n)[0] for n in results.lengths]
         axes.plot(results.lengths, plain, style, color=PLAIN_COLOUR, label=f"plain torch (the faster), {name}")
         axes.plot(results.lengths, fused_ms, style, color=OUR_COLOUR, label=f"xlstm_hip, {name}")
@@ -304,8 +304,8 @@ def draw_errors(job: argparse.Namespace, results: Results, axes: Any) -> None:
     width = 0.8 / (2 * len(job.dtypes))
     for j, name in enumerate(job.dtypes):
         _, plain = results.best_plain(name, MODES[1], job.length)
-        for label, colour, kernel in (("plain torch", PLAIN_COLOUR, plain), ("xlstm_hip", OUR_COLOUR, OURS)):
-            shift = (2 * j + (kernel == OURS) - len(job.dtypes) + 0.5) * width
+        for label, colour, kernel in (("plain torch", PLAIN_COLOUR, plain), ("xlstm_hip", OUR_COLOUR, FUSED)):
+            shift = (2 * j + (kernel == FUSED) - len(job.dtypes) + 0.5) * width
             positions = [position + shift for position in range(len(QUANTITIES))]
             hatch = (None, "////", "....")[j]
             axes.bar(positions, results.errors[name, kernel], width * 0.9, color=colour, hatch=hatch, edgecolor="white",
@@ -348,7 +348,7 @@ def main() -> None:
         f"The mLSTM over {job.length} tokens (batch 1, {job.heads} heads, head dims {job.dqk} and {job.dhv}) on "
         f"{device_facts('cpu').name}, {job.threads} threads, torch {torch.__version__}:"
     )
-    print(f"{OURS} beside this package's two plain-torch kernels, {' and '.join(PLAIN)}.\n")
+    print(f"{FUSED} beside this package's two plain-torch kernels, {' and '.join(PLAIN)}.\n")
     with Tasks(tasks(job)) as progress:
         results = measure(job, progress)
     print_results(job, results)

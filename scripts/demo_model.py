@@ -32,9 +32,9 @@ PLAIN_KERNELS = {
     "sequence_kernel": "native_sequence__native",
     "step_kernel": "native",
 }
-OURS, PLAIN, THEIRS, SWAPPED = "xlstm_hip", "plain torch", "transformers", "transformers, accelerated"
+XLSTM_HIP, PLAIN, TRANSFORMERS, SWAPPED = "xlstm_hip", "plain torch", "transformers", "transformers, accelerated"
 JOBS = ("reading", "writing", "training")
-COLOURS = {OURS: OUR_COLOUR, SWAPPED: "#e58a96", PLAIN: PLAIN_COLOUR, THEIRS: "#b5bcc2"}
+COLOURS = {XLSTM_HIP: OUR_COLOUR, SWAPPED: "#e58a96", PLAIN: PLAIN_COLOUR, TRANSFORMERS: "#b5bcc2"}
 TRAINING_ROWS = 4
 PROMPT = 16  # bytes that are gone on with when writing is timed
 Jobs = dict[str, Callable[[], Any]]
@@ -70,7 +70,7 @@ def write_text(job: argparse.Namespace, model: xLSTMLarge) -> None:
 # ---- who is timed, and at what
 
 
-def jobs_of_ours(job: argparse.Namespace, model: xLSTMLarge, prompt: Tensor) -> Jobs:
+def package_jobs(job: argparse.Namespace, model: xLSTMLarge, prompt: Tensor) -> Jobs:
     def read() -> Tensor:
         with torch.no_grad():
             return model(prompt)[0]
@@ -85,7 +85,7 @@ def jobs_of_ours(job: argparse.Namespace, model: xLSTMLarge, prompt: Tensor) -> 
     return dict(zip(JOBS, (read, write, train), strict=True))
 
 
-def jobs_of_theirs(job: argparse.Namespace, model: Any, prompt: Tensor) -> Jobs:
+def transformers_jobs(job: argparse.Namespace, model: Any, prompt: Tensor) -> Jobs:
     def read() -> Tensor:
         with torch.no_grad():
             return model(prompt, use_cache=True).logits
@@ -115,8 +115,10 @@ def rows_of(prompt: Tensor) -> tuple[Tensor, Tensor]:
 
 def contenders(job: argparse.Namespace, prompt: Tensor) -> dict[str, Jobs]:
     found = {
-        OURS: jobs_of_ours(job, load_pretrained(MODEL, torch.float32, weight_mode="fused", progress=False), prompt),
-        PLAIN: jobs_of_ours(job, load_pretrained(MODEL, torch.float32, progress=False, **PLAIN_KERNELS), prompt),
+        XLSTM_HIP: package_jobs(
+            job, load_pretrained(MODEL, torch.float32, weight_mode="fused", progress=False), prompt
+        ),
+        PLAIN: package_jobs(job, load_pretrained(MODEL, torch.float32, progress=False, **PLAIN_KERNELS), prompt),
     }
     if importlib.util.find_spec("transformers") is None:
         print("transformers is not installed, so it is not timed (pip install 'xlstm_hip[hf]').\n")
@@ -128,9 +130,9 @@ def contenders(job: argparse.Namespace, prompt: Tensor) -> dict[str, Jobs]:
     transformers.utils.logging.disable_progress_bar()
     from xlstm_hip import hf
 
-    for contender in (THEIRS, SWAPPED):
+    for contender in (TRANSFORMERS, SWAPPED):
         model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-        found[contender] = jobs_of_theirs(job, hf.accelerate(model) if contender == SWAPPED else model, prompt)
+        found[contender] = transformers_jobs(job, hf.accelerate(model) if contender == SWAPPED else model, prompt)
     return found
 
 
@@ -156,11 +158,11 @@ def measure(job: argparse.Namespace, prompt: Tensor) -> dict[str, dict[str, floa
 
 
 def print_rates(rates: dict[str, dict[str, float]]) -> None:
-    reference_rates = rates[OURS]
+    reference_rates = rates[XLSTM_HIP]
     rows: list[tuple[str, ...]] = [("bytes a second", *(text for name in JOBS for text in (name, "ours is")))]
     for contender, by_job in rates.items():
         cells = [
-            (f"{by_job[name]:.0f}", "" if contender == OURS else f"{reference_rates[name] / by_job[name]:.1f}x")
+            (f"{by_job[name]:.0f}", "" if contender == XLSTM_HIP else f"{reference_rates[name] / by_job[name]:.1f}x")
             for name in JOBS
         ]
         rows.append((contender, *(text for pair in cells for text in pair)))

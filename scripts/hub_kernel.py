@@ -71,7 +71,7 @@ PyMODINIT_FUNC XLSTM_JOIN(PyInit_, TORCH_EXTENSION_NAME)() {
 }
 """
 
-OWN_OPS = '''# SPDX-License-Identifier: Apache-2.0
+OPS_MODULE = '''# SPDX-License-Identifier: Apache-2.0
 """Loads the op library of this variant, under a name that no other version has."""
 
 from pathlib import Path
@@ -322,7 +322,7 @@ def write_variant(folder: Path, of: Variant) -> Path:
         contents.update(path.read_bytes())
     name = f"_{NAME}_{of.kind}_{contents.hexdigest()[:12]}"
     (target / f"{name}.so").write_bytes(library)
-    (target / "_ops.py").write_text(OWN_OPS.format(name=name), encoding="utf-8")
+    (target / "_ops.py").write_text(OPS_MODULE.format(name=name), encoding="utf-8")
     (target / NAME).mkdir()
     (target / NAME / "__init__.py").write_text(COMPATIBLE.format(name=name), encoding="utf-8")
     files = {path.relative_to(target).as_posix(): digest(path) for path in sorted(target.rglob("*")) if path.is_file()}

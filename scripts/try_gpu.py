@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 import xlstm_hip
-from xlstm_hip._core.atomic_files import write_whole
+from xlstm_hip._core.atomic_files import write_atomically
 from xlstm_hip._core.progress import Tasks
 from xlstm_hip.bench.environment import environment, summary
 from xlstm_hip.cli.common import at_least
@@ -157,8 +157,8 @@ class Report:
 
     def add(self, part: Part, outcome: str, seconds: float = 0.0, words: str = "") -> None:
         self.parts[part.name] = {"what": part.title, "outcome": outcome, "seconds": round(seconds, 1), "end": words}
-        write_whole(self.file, json.dumps({"environment": self.facts, "parts": self.parts}, indent=1) + "\n")
-        write_whole(self.out / "report.md", self.text())
+        write_atomically(self.file, json.dumps({"environment": self.facts, "parts": self.parts}, indent=1) + "\n")
+        write_atomically(self.out / "report.md", self.text())
 
     def text(self) -> str:
         lines = [

@@ -18,7 +18,7 @@ from xlstm_hip.attention import (
 )
 from xlstm_hip.bench import attention
 from xlstm_hip.bench.operators import OPERATORS
-from xlstm_hip.bench.registry import DTYPES, OURS, Call, Implementation, Tensors
+from xlstm_hip.bench.registry import DTYPES, XLSTM_HIP, Call, Implementation, Tensors
 from xlstm_hip.reference.attention import attention as plain_attention
 
 MLA_VALUES, MLA_BEYOND = 512, 64  # features of values, and what keys have beyond
@@ -143,5 +143,5 @@ OPERATOR = replace(
     inputs=make_inputs,
     truth=truth,
     errors=errors,
-    implementations=(Implementation("ours", OURS, _fused),),
+    implementations=(Implementation("ours", XLSTM_HIP, _fused),),
 )

@@ -88,7 +88,7 @@ class Session:
                     entry["bytes"] = self.machine.peak_bytes(call)
                 else:
                     threads = torch.get_num_threads()
-                    entry["bytes"] = memory.growth_in_own_process(operator.name, x.name, small, cell, threads)
+                    entry["bytes"] = memory.growth_in_new_process(operator.name, x.name, small, cell, threads)
             except RuntimeError as reason:
                 entry["missing"] = str(reason).strip().splitlines()[0]
             entries.append(entry)
@@ -162,7 +162,7 @@ class Benchmark:
         pace = replace(self.pace, seconds=getattr(args, "pace", None) or self.pace.seconds)
         session = Session(args, Machine(args.device), QUICK if args.quick else pace, results)
         done = 0
-        with result_files.keeps_what_there_is():
+        with result_files.keeps_partial_results():
             jobs = self.plan(session)
             with Tasks(len(jobs)) as progress:
                 for job in jobs:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from xlstm_hip.bench.contest import Entry
-from xlstm_hip.bench.registry import OURS
+from xlstm_hip.bench.registry import XLSTM_HIP
 from xlstm_hip.bench.table import inexact, lines_of, spread_text
 from xlstm_hip.bench.timing import paired_ratio
 
@@ -18,7 +18,7 @@ def sided(entries: Iterable[Entry]) -> list[Entry]:
 
 def fastest(kernels: Iterable[Entry], side: str | None, mode: str = "ms") -> Entry | None:
     """By its median; side None: of all but ours."""
-    candidates = [k for k in kernels if (k["side"] != OURS if side is None else k["side"] == side) and mode in k]
+    candidates = [k for k in kernels if (k["side"] != XLSTM_HIP if side is None else k["side"] == side) and mode in k]
     return min(candidates, key=lambda k: k[mode]["median"], default=None)
 
 

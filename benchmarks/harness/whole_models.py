@@ -18,11 +18,11 @@ from xlstm_hip.bench.memory import MemoryUnknown, growth_of
 from xlstm_hip.bench.models import BITS, IMPLEMENTATIONS, after, errors_of
 from xlstm_hip.bench.operators import MODEL_EXACT
 from xlstm_hip.bench.readers import Reader
-from xlstm_hip.bench.registry import OURS, PLAIN
+from xlstm_hip.bench.registry import PLAIN, XLSTM_HIP
 from xlstm_hip.models import load_pretrained, xLSTMLarge
 
 # By their names here, where ours are the package's.
-CONTENDERS = {x.name.replace("ours", OURS): x for x in IMPLEMENTATIONS if x.provider != PLAIN}
+CONTENDERS = {x.name.replace("ours", XLSTM_HIP): x for x in IMPLEMENTATIONS if x.provider != PLAIN}
 PROMPT = 16  # tokens that are read before a text is held to the truth, or written
 
 
@@ -47,13 +47,13 @@ def check(
             read = found[name](x)
             texts[name] = read.write(PROMPT)
             errors = errors_of(model, true, read.logits, texts[name])
-            if name.startswith(OURS) and not max(errors.values()) <= limit:
+            if name.startswith(XLSTM_HIP) and not max(errors.values()) <= limit:
                 off = ", ".join(f"{error:.3g} ({part})" for part, error in errors.items())
                 raise SystemExit(f"{name}: errors {off}, expected at most {limit}")
             rows[name] = errors | {"limit": limit}
     for name in found:
-        if dtype == "fp32" and not bits_of(name) and not torch.equal(texts[name], texts[OURS]):
-            raise SystemExit(f"{name} writes otherwise than {OURS}")
+        if dtype == "fp32" and not bits_of(name) and not torch.equal(texts[name], texts[XLSTM_HIP]):
+            raise SystemExit(f"{name} writes otherwise than {XLSTM_HIP}")
     return {name: rows[name] for name in found}
 
 

@@ -24,7 +24,7 @@ def time_text(entry: Results) -> str:
     return f"{short(entry['ms']['median'])}{ratio}"
 
 
-def of_ours(cell: Results, key: str) -> str:
+def fused_value(cell: Results, key: str) -> str:
     return next(f"{e[key]:.0f}" if key in e else UNKNOWN for e in cell["contenders"] if e["name"] == "ours")
 
 
@@ -66,7 +66,7 @@ def markdown(results: Results) -> str:
     dims = " and ".join(dict.fromkeys(str(cell["head_dim"]) for cell in cells))
     rows = [
         [cell["work"], cell["dtype"], str(cell["head_dim"]), mask(cell), str(cell["tokens"]),
-         *map(time_text, cell["contenders"]), *([of_ours(cell, "tflops")] if gpu else []),
+         *map(time_text, cell["contenders"]), *([fused_value(cell, "tflops")] if gpu else []),
          *(f"{entry['error']:.1e}" if "error" in entry else UNKNOWN for entry in cell["contenders"][:2])]
         for cell in cells
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from xlstm_hip.bench.environment import summary
 from xlstm_hip.bench.plot import colours_of, finish, panels, rows_of_bars
-from xlstm_hip.bench.registry import OURS
+from xlstm_hip.bench.registry import XLSTM_HIP
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.table import entry_of, heading, lines_of, short
 
@@ -25,7 +25,7 @@ def shows_the_host(results: Results, cell: Results) -> bool:
         return False
     same = ("layer", "work", "dtype")
     ones = (c for c in results["cells"] if c["tokens"] == 1 and all(c[key] == cell[key] for key in same))
-    return any(us(cell, OURS) < HOST * us(one, OURS) for one in ones)
+    return any(us(cell, XLSTM_HIP) < HOST * us(one, XLSTM_HIP) for one in ones)
 
 
 def share(results: Results, cell: Results) -> str:
@@ -36,17 +36,17 @@ def share(results: Results, cell: Results) -> str:
 
 
 def row(results: Results, cell: Results) -> list[str]:
-    fused, plain = (entry_of(cell["contenders"], name) for name in (OURS, PLAIN))
+    fused, plain = (entry_of(cell["contenders"], name) for name in (XLSTM_HIP, PLAIN))
     return [
         cell["layer"], cell["work"], cell["dtype"], f"{cell['tokens']} x {cell['width']}",
-        short(us(cell, OURS), 4), short(us(cell, PLAIN), 4), f"{plain['times_ours']['median']:.2f}x",
+        short(us(cell, XLSTM_HIP), 4), short(us(cell, PLAIN), 4), f"{plain['times_ours']['median']:.2f}x",
         share(results, cell), f"{fused['error']:.1e}", f"{plain['error']:.1e}",
     ]  # fmt: skip
 
 
 def markdown(results: Results) -> str:
     columns = (
-        "layer", "work", "dtype", "tokens x width", OURS, PLAIN, "times ours", "of a copy", "error", "plain"
+        "layer", "work", "dtype", "tokens x width", XLSTM_HIP, PLAIN, "times ours", "of a copy", "error", "plain"
     )  # fmt: skip
     lines = heading(
         "The layers beside plain torch and a copy",
@@ -69,7 +69,7 @@ def draw(results: Results, base: Path) -> list[Path]:
     figure, axes = panels(len(kinds))
     for panel, kind in zip(axes, kinds, strict=True):
         cells = [c for c in many if (c["work"], c["dtype"]) == kind]
-        shares = {name: [100 * us(c, COPY) / us(c, name) for c in cells] for name in (OURS, PLAIN)}
+        shares = {name: [100 * us(c, COPY) / us(c, name) for c in cells] for name in (XLSTM_HIP, PLAIN)}
         bars, _ = rows_of_bars(panel, [c["layer"] for c in cells], shares, colours_of(shares))
         for bar, cell in zip(bars, cells, strict=True):
             if shows_the_host(results, cell):

@@ -10,7 +10,7 @@ from typing import Any
 from harness.sides import error_table, fastest, ratio_to
 from xlstm_hip.bench.environment import summary
 from xlstm_hip.bench.plot import GROUP, SMALL, Bar, colours_of, finish, groups_of_bars, panels
-from xlstm_hip.bench.registry import HUGGING_FACE, OFFICIAL, OURS
+from xlstm_hip.bench.registry import HUGGING_FACE, OFFICIAL, XLSTM_HIP
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.table import UNKNOWN, heading, lines_of, section, short, spread_text, verdict
 
@@ -19,8 +19,8 @@ SHARE = "share of matmul"  # the aim of that name
 MB = 1e6
 
 
-def ours_in(results: Results) -> Iterator[tuple[Results, Results]]:
-    return ((cell, k) for cell in results["cells"] for k in cell["kernels"] if k["side"] == OURS)
+def fused_entries(results: Results) -> Iterator[tuple[Results, Results]]:
+    return ((cell, k) for cell in results["cells"] for k in cell["kernels"] if k["side"] == XLSTM_HIP)
 
 
 def aimed(results: Results, cell: Results, kernel: Results) -> tuple[str, str]:
@@ -52,7 +52,7 @@ def time_table(results: Results, brief: bool = False) -> list[str]:
     """brief: the table of docs/benchmarks.md."""
     times = ["ours ms", "mlstm_kernels ms", *([] if brief else ["HF ms"])]
     columns = ("work", "dtype", "size", *times, "to mlstm_kernels", "to HF", "aim", "matmul")
-    return lines_of(columns, [time_row(results, cell, kernel, brief) for cell, kernel in ours_in(results)])
+    return lines_of(columns, [time_row(results, cell, kernel, brief) for cell, kernel in fused_entries(results)])
 
 
 def memory_table(cells: list[Results]) -> list[str]:
@@ -115,7 +115,7 @@ def of_each(cell: Results) -> float:
     return cell["batch"] if cell["work"] == "step" else cell["batch"] * cell["tokens"] / 1e3
 
 
-def lines_below_which_ours_should_be(axes: Any, results: Results, cells: list[Results]) -> None:
+def draw_aims(axes: Any, results: Results, cells: list[Results]) -> None:
     aims = results["aims"]
     for group, cell in enumerate(cells):
         left, right = group - GROUP / 2, group + GROUP / 2
@@ -148,7 +148,7 @@ def draw(results: Results, base: Path) -> list[Path]:
                 )
                 bars.append((kernel["name"], each, each["median"] if each else 0.0))
         groups_of_bars(panel, groups, colours)
-        lines_below_which_ours_should_be(panel, results, cells)
+        draw_aims(panel, results, cells)
         panel.set(title=work, ylabel=unit)
         panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12))
     title = "mLSTM on the CPU: median time, whiskers min to max; lower is better"

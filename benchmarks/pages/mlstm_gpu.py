@@ -13,7 +13,7 @@ from xlstm_hip.bench.metrics import MIB
 from xlstm_hip.bench.mlstm_contenders import COMMON
 from xlstm_hip.bench.mlstm_points import WORKS
 from xlstm_hip.bench.plot import Bar, colours_of, finish, groups_of_bars, over, panels
-from xlstm_hip.bench.registry import FLA, OFFICIAL, OURS
+from xlstm_hip.bench.registry import FLA, OFFICIAL, XLSTM_HIP
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.table import UNKNOWN, heading, lines_of, section, short, verdict
 
@@ -39,7 +39,11 @@ def ratio_text(cell: Results, kernel: Results, side: str, aims: Mapping[str, flo
     ratios = {mode: ratio_to(cell["kernels"], kernel, side, mode) for mode in (EAGER, GRAPH)}
     medians = {mode: ratio["median"] for mode, ratio in ratios.items() if ratio}
     texts = [f"{x:.2f}x" for x in medians.values()]
-    aim = aims.get({"ours": side, COMMON: f"common {side}"}.get(kernel["name"], "")) if kernel["side"] == OURS else None
+    aim = (
+        aims.get({"ours": side, COMMON: f"common {side}"}.get(kernel["name"], ""))
+        if kernel["side"] == XLSTM_HIP
+        else None
+    )
     if aim is not None and medians:
         verdicts = {mode: verdict(x >= aim) for mode, x in medians.items()}
         agreed = len(set(verdicts.values())) == 1
@@ -48,7 +52,7 @@ def ratio_text(cell: Results, kernel: Results, side: str, aims: Mapping[str, flo
 
 
 def sequence_row(cell: Results, kernel: Results, aims: Mapping[str, float]) -> tuple[str, ...]:
-    is_fused = kernel["side"] == OURS
+    is_fused = kernel["side"] == XLSTM_HIP
     ratios = [ratio_text(cell, kernel, side, aims) if is_fused else "" for side in (OFFICIAL, FLA)]
     peak, result_mib = kernel["peak_bytes"], cell["result_bytes"] / MIB
     memory = UNKNOWN if peak is None else f"{peak / MIB:.0f} (results {result_mib:.0f})"
@@ -62,7 +66,7 @@ def sequence_row(cell: Results, kernel: Results, aims: Mapping[str, float]) -> t
 
 def step_row(cell: Results, kernel: Results, aim: float | None) -> tuple[str, ...]:
     once = median(kernel, REPLAY, 1e3)
-    is_fused = kernel["side"] == OURS
+    is_fused = kernel["side"] == XLSTM_HIP
     ratio = ratio_to(cell["kernels"], kernel, OFFICIAL, REPLAY) if is_fused else None
     aim_text = f"aim {aim:g} {verdict(once <= aim)}" if is_fused and once is not None and aim is not None else ""
     floors = [ms * 1e3 for ms in (cell["floors_ms"]["bytes"], *cell.get("replay_floors_ms", {}).values())]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from xlstm_hip.bench.environment import summary
 from xlstm_hip.bench.plot import colours_of, finish, labelled_bars, panels
-from xlstm_hip.bench.registry import OURS
+from xlstm_hip.bench.registry import XLSTM_HIP
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.table import entry_of, heading, lines_of, section
 
@@ -17,7 +17,7 @@ def rate(job: Results, name: str) -> str:
     entry = entry_of(job["contenders"], name)
     if not entry:
         return ""
-    ratio = "" if name == OURS else f" ({entry['times_ours']['median']:.2f}x)"
+    ratio = "" if name == XLSTM_HIP else f" ({entry['times_ours']['median']:.2f}x)"
     return (f"{entry['ms']['median']:,.1f} ms" if job["tokens"] == 1 else f"{entry['tokens_per_s']:,.0f}") + ratio
 
 

@@ -16,7 +16,7 @@ def main() -> int:
         with _ctrl_c_ends_it():
             from xlstm_hip.cli import main as command
     except (ImportError, OSError, ValueError) as error:  # ValueError: of an environment variable
-        return _not_there(" ".join(str(error).split()))
+        return _import_failed(" ".join(str(error).split()))
     return command()
 
 
@@ -38,7 +38,7 @@ def _ctrl_c_ends_it() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _not_there(why: str) -> int:
+def _import_failed(why: str) -> int:
     if sys.argv[1:2] != ["doctor"]:
         print(f"xlstm-hip: {why}", file=sys.stderr)
         return 1

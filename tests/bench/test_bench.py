@@ -38,7 +38,7 @@ from xlstm_hip.bench import (
     selection,
     trial,
 )
-from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, OURS, PLAIN, PROVIDERS, Implementation, Point, Scale
+from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, PLAIN, PROVIDERS, XLSTM_HIP, Implementation, Point, Scale
 from xlstm_hip.bench.runner import Settings
 from xlstm_hip.mlstm import select
 
@@ -75,10 +75,10 @@ def test_smoke_run(smoke_run: Path) -> None:
                 continue
             assert 0 < entry["ms"]["min"] <= entry["ms"]["median"] <= entry["ms"]["max"]
             assert set(entry["metrics"]) == set(metrics.METRICS)
-            if entry["provider"] in (OURS, PLAIN):
+            if entry["provider"] in (XLSTM_HIP, PLAIN):
                 limits = results["exact"][point["operator"]].get(entry["name"], {"fp32": 1e-3})
                 assert entry["inexact"] == [] and max(entry["errors"].values()) < limits["fp32"]
-        fused = next(e for e in point["entries"] if e["provider"] == OURS)
+        fused = next(e for e in point["entries"] if e["provider"] == XLSTM_HIP)
         assert fused["metrics"]["times_ours"] == 1 and fused["metrics"]["roofline"] > 0
     (first, *_) = (p for p in results["points"] if p["operator"] == "write")
     assert first["entries"][0]["metrics"]["tokens_per_second"] > 0
@@ -235,7 +235,7 @@ def test_trials_of_peers_take_nothing_of_the_seconds(monkeypatch: pytest.MonkeyP
         return {}
 
     (plain,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
-    with_step_implementations(monkeypatch, right=(OURS, plain))
+    with_step_implementations(monkeypatch, right=(XLSTM_HIP, plain))
     monkeypatch.setattr(runner, "lost_in_trials", slow)
     results = run_steps(tmp_path, seconds=1.5)
     assert all("ms" in entry for point in results["points"] for entry in point["entries"])
@@ -253,9 +253,9 @@ def test_a_wrong_result_of_ours_is_not_timed(monkeypatch: pytest.MonkeyPatch, tm
 
     with_step_implementations(
         monkeypatch,
-        right=(OURS, right),
-        wrong=(OURS, wrong),
-        breaks=(OURS, breaks),
+        right=(XLSTM_HIP, right),
+        wrong=(XLSTM_HIP, wrong),
+        breaks=(XLSTM_HIP, breaks),
         peer_wrong=(PLAIN, wrong),
         peer_breaks=(PLAIN, breaks),
     )
@@ -293,7 +293,7 @@ def test_a_failure_of_ours_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp
     def breaks(cell: Any, inputs: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
         raise RuntimeError("broken")
 
-    with_step_implementations(monkeypatch, ours=(OURS, breaks))
+    with_step_implementations(monkeypatch, ours=(XLSTM_HIP, breaks))
     assert cli.main(["bench", "step", "--device", "cpu", *QUICK, "--out", str(tmp_path / "b.json")]) == 1
 
 
@@ -319,8 +319,8 @@ def test_a_failure_in_the_rounds_is_a_result(monkeypatch: pytest.MonkeyPatch, tm
     (right,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
     with_step_implementations(
         monkeypatch,
-        right=(OURS, right),
-        wrong=(OURS, fails_from_call(number, RuntimeError)),
+        right=(XLSTM_HIP, right),
+        wrong=(XLSTM_HIP, fails_from_call(number, RuntimeError)),
         peer=(PLAIN, fails_from_call(number, torch.OutOfMemoryError)),
         last=(PLAIN, right),
     )
@@ -356,7 +356,7 @@ def test_a_slow_peer_is_not_called_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
         return slept
 
-    with_step_implementations(monkeypatch, ours=(OURS, right), slow=(PLAIN, slow))
+    with_step_implementations(monkeypatch, ours=(XLSTM_HIP, right), slow=(PLAIN, slow))
     monkeypatch.setattr(runner, "SLOW_SECONDS", 0.025)
     monkeypatch.setattr(runner, "LONGEST_SHARE", 0.01)
     for point in run_steps(tmp_path)["points"]:
@@ -440,7 +440,7 @@ def test_a_trial_that_loses_the_gpu_is_not_lived_through(
 def test_who_loses_the_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A peer too: it is named, since what came after it would fail in its place."""
     step = operators.OPERATORS["step"]
-    fused, *_, peer = (x for x in step.implementations if x.provider in (OURS, PLAIN))
+    fused, *_, peer = (x for x in step.implementations if x.provider in (XLSTM_HIP, PLAIN))
     wild = replace(peer, name="wild", prepare=Mock(side_effect=RuntimeError("far away")))
     monkeypatch.setitem(operators.OPERATORS, "step", replace(step, implementations=(fused, wild, peer)))
     assert run_steps(tmp_path)["points"][0]["entries"][1]["missing"] == "RuntimeError: far away"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xlstm_hip.bench import models, operators, readers, runner
-from xlstm_hip.bench.registry import HUGGING_FACE, OURS, PLAIN, Implementation
+from xlstm_hip.bench.registry import HUGGING_FACE, PLAIN, XLSTM_HIP, Implementation
 from xlstm_hip.bench.runner import Settings
 
 
@@ -43,8 +43,8 @@ def run_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, **p
     """The entries of the first point by name; planted ones stand for ours."""
     makers = {name: (lambda w, p=p: p(models.MAKERS["ours"](w))) for name, p in planted.items()}
     monkeypatch.setattr(models, "MAKERS", models.MAKERS | makers)
-    implementations = tuple(x for x in models.IMPLEMENTATIONS if x.provider in (OURS, PLAIN))
-    implementations += tuple(Implementation(name, OURS, models._prepared(name)) for name in planted)
+    implementations = tuple(x for x in models.IMPLEMENTATIONS if x.provider in (XLSTM_HIP, PLAIN))
+    implementations += tuple(Implementation(name, XLSTM_HIP, models._prepared(name)) for name in planted)
     write = operators.OPERATORS["write"]
     points = lambda scale: write.points(scale)[:1]  # noqa: E731
     monkeypatch.setitem(operators.OPERATORS, "write", replace(write, implementations=implementations, points=points))
@@ -107,7 +107,7 @@ def test_weights_are_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     results = []
     make = models.random_weights
     monkeypatch.setattr(models, "random_weights", lambda *settings: results.append(settings) or make(*settings))
-    settings = Settings(operators=("write",), providers=(OURS,), device=device, dtypes=("fp32",), quick=True)
+    settings = Settings(operators=("write",), providers=(XLSTM_HIP,), device=device, dtypes=("fp32",), quick=True)
     points = runner.run(settings, tmp_path / "writing.json")["points"]
     assert len(points) == 2 and all("ms" in entry for point in points for entry in point["entries"])
     assert len(results) == 1
@@ -117,7 +117,7 @@ def test_models_of_peers_do_not_eat_the_time(monkeypatch: pytest.MonkeyPatch, tm
     """Planted: the first peer's takes more than its part; ours are measured everywhere, the next peer is left out."""
     write = operators.OPERATORS["write"]
     fused, slow, late = (Implementation(name, provider, models._prepared("ours")) for name, provider in
-                        (("ours", OURS), ("slow", HUGGING_FACE), ("late", HUGGING_FACE)))  # fmt: skip
+                        (("ours", XLSTM_HIP), ("slow", HUGGING_FACE), ("late", HUGGING_FACE)))  # fmt: skip
 
     def ready(name: str, cell: models.Cell, device: torch.device) -> None:
         time.sleep(1.5 * (name == "slow"))

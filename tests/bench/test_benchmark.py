@@ -257,7 +257,7 @@ def test_memory_grows_by_what_a_kernel_makes() -> None:
     """At least h and the gradients; where the system cannot tell, it says so."""
     cell = problem.Cell("forward+backward", "fp32", 1, 4, 1024, 64, 128, 64)
     try:
-        grown = memory.growth_in_own_process("mlstm-backward", "ours", replace(cell, tokens=128), cell, 1)
+        grown = memory.growth_in_new_process("mlstm-backward", "ours", replace(cell, tokens=128), cell, 1)
     except MemoryUnknown as reason:
         pytest.skip(str(reason))
     assert cell.result_bytes * 0.9 < grown < 4 * cell.result_bytes
@@ -266,4 +266,4 @@ def test_memory_grows_by_what_a_kernel_makes() -> None:
 def test_unknown_memory_says_why() -> None:
     cell = problem.Cell("forward+backward", "fp32", 1, 1, 8, 4, 4, 8)
     with pytest.raises(MemoryUnknown, match="got 'no such kernel'"):
-        memory.growth_in_own_process("mlstm-backward", "no such kernel", cell, cell, 1)
+        memory.growth_in_new_process("mlstm-backward", "no such kernel", cell, cell, 1)

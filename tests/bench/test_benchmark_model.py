@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness import whole_models
 from xlstm_hip.bench.models import Weights, plain_model
-from xlstm_hip.bench.readers import Reader, Written, of_ours
+from xlstm_hip.bench.readers import Reader, Written, of_package
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -52,7 +52,7 @@ def test_smoke_run(tmp_path: Path) -> None:
 def test_a_wrong_text_of_ours_ends_the_run(dtype: torch.dtype) -> None:
     """Planted: right logits after the prompt, then zeros."""
     plain = plain_model(Weights(BENCHMARKS.parent / "models" / "demo", dtype, torch.device("cpu")))
-    right = of_ours(plain)
+    right = of_package(plain)
 
     def zeros(x: Tensor, state: Any = None) -> Written:
         result = right(x, state)

@@ -123,10 +123,10 @@ def test_packed_queries_of_a_whole_cache() -> None:
 def test_parts_without_keys() -> None:
     out, lse = drawn(3, B, 5, H, D), drawn(3, B, 5, H)
     lse[:, 0], lse[1, 1] = -INF, -INF
-    combined, made_lse = hopper["flash_attn_combine"](out, lse)
+    combined, combined_lse = hopper["flash_attn_combine"](out, lse)
     expected, expected_lse = attention.flash_attn_combine(out, lse)
-    assert torch.equal(combined, expected) and torch.equal(made_lse[1], expected_lse[1])
-    assert not combined[0].any() and (made_lse[0] == -INF).all() and (expected_lse[0] == INF).all()
+    assert torch.equal(combined, expected) and torch.equal(combined_lse[1], expected_lse[1])
+    assert not combined[0].any() and (combined_lse[0] == -INF).all() and (expected_lse[0] == INF).all()
 
 
 def test_a_schedule() -> None:

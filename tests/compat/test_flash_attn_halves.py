@@ -56,12 +56,12 @@ def test_they_are_the_whole(packed: bool, options: dict[str, Any]) -> None:
     (out, lse, weights, rng_state), (softmax_d, *gradients) = both(packed, q, k, v, dout, **options)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     call = attention.flash_attn_varlen_func if packed else attention.flash_attn_func
-    full_out, whole_lse, _ = call(
+    full_out, full_lse, _ = call(
         *leaves, *(ENDS, ENDS, 38, 38) if packed else (), causal=options.get("causal", False),
         window_size=options.get("window", (-1, -1)), softcap=options.get("softcap", 0.0),
         alibi_slopes=options.get("slopes"), return_attn_probs=True,
     )  # fmt: skip
-    assert torch.equal(out, full_out) and torch.equal(lse, whole_lse) and not out.requires_grad
+    assert torch.equal(out, full_out) and torch.equal(lse, full_lse) and not out.requires_grad
     assert weights.numel() == 0 and rng_state.tolist() == [0, 0]
     for actual, expected in zip(gradients, torch.autograd.grad(full_out, leaves, dout), strict=True):
         assert torch.equal(actual, expected)

@@ -53,11 +53,11 @@ def with_equal_weights(model: nn.Module, peer: nn.Module) -> tuple[nn.Module, nn
 @pytest.mark.parametrize(("weight", "bias"), [(True, True), (True, False), (False, True), (False, False)])
 def test_norms(name: str, weight: bool, bias: bool) -> None:
     sizes = (3, 8) if "MultiHead" in name else (24,)
-    peer_class, own_class = getattr(real("components"), name), CONTENTS[".components"][name]
-    assert parameters(own_class.__init__) == parameters(peer_class.__init__)
+    peer_class, norm_class = getattr(real("components"), name), CONTENTS[".components"][name]
+    assert parameters(norm_class.__init__) == parameters(peer_class.__init__)
     # Their float32 reductions take float64 down to float32.
     options = {"eps": 0.1, "use_weight": weight, "use_bias": bias, "force_float32_reductions": False}
-    norm, peer = with_equal_weights(own_class(*sizes, **options), peer_class(*sizes, **options))
+    norm, peer = with_equal_weights(norm_class(*sizes, **options), peer_class(*sizes, **options))
     x = random(2, 5, *sizes)
     assert relative(norm(x), peer(x)) < CLOSE
     if "MultiHead" not in name:

@@ -61,7 +61,7 @@ STEPS = ("step", "step, one head of 1 and 1", "step, half gates")
 CANCELS = ("100 tokens, head dims of 24 and 48", "100 tokens, head dims of 1 and 7")
 
 
-class Wanted(NamedTuple):
+class TableRow(NamedTuple):
     """A row before the package is imported: which package that is, is not known when tests are collected."""
 
     case: Case
@@ -73,31 +73,31 @@ class Wanted(NamedTuple):
         return f"{self.case.name}-{self.kind} {self.kernel}-{str(self.dtype).removeprefix('torch.')}"
 
 
-def rows() -> Iterator[Wanted]:
+def rows() -> Iterator[TableRow]:
     for dqk, dhv in CLASSES:
         for dtype, length in SEGMENTS.items():
             name = f"{length} tokens, head dims of {dqk} and {dhv}"
             case = Case(name, length, dqk, dhv, heads=1, states=True, long=True, eps=0.05)
-            yield Wanted(case, "sequence", "chunkwise--fused", dtype)
+            yield TableRow(case, "sequence", "chunkwise--fused", dtype)
     for dqk, dhv in WIDE:
         case = Case(f"70 tokens, head dims of {dqk} and {dhv}", 70, dqk, dhv, heads=2, states=True)
         for kernel in (SEQUENCE[0], SIGMOID[0]):
-            yield from (Wanted(case, "sequence", kernel, dtype) for dtype in DTYPES)
+            yield from (TableRow(case, "sequence", kernel, dtype) for dtype in DTYPES)
     for name in TABLE:
         for kernel in (*SEQUENCE, *SIGMOID):
-            yield from (Wanted(BY_NAME[name], "sequence", kernel, dtype) for dtype in DTYPES)
+            yield from (TableRow(BY_NAME[name], "sequence", kernel, dtype) for dtype in DTYPES)
     for case in GPU_CASES:
         if case.name in CANCELS:
-            yield Wanted(case, "sequence", "fused_siging", torch.float32)
+            yield TableRow(case, "sequence", "fused_siging", torch.float32)
     for case in HEADS:
         kind = "step" if case.length == 1 else "sequence"
-        yield from (Wanted(case, kind, "fused", dtype) for dtype in DTYPES)
+        yield from (TableRow(case, kind, "fused", dtype) for dtype in DTYPES)
     for name in STEPS:
         for kernel in ("fused", "fused_siging"):
-            yield from (Wanted(BY_NAME[name], "step", kernel, dtype) for dtype in DTYPES)
+            yield from (TableRow(BY_NAME[name], "step", kernel, dtype) for dtype in DTYPES)
 
 
-def axes(row: Wanted) -> dict[str, Any]:
+def axes(row: TableRow) -> dict[str, Any]:
     """Recurrent kernels are others where rows of q, k and v are no whole pieces of 16 bytes: a path of every dtype."""
     case, kernel = row.case, (row.kind, row.kernel)
     vectorised = case.dqk % 8 == 0 and case.dhv % 8 == 0
@@ -106,7 +106,7 @@ def axes(row: Wanted) -> dict[str, Any]:
 
 ROWS = tuple(rows())
 PAIRS = ("case", "kernel", "dtype")
-_ran: set[Wanted | str] = set()
+_ran: set[TableRow | str] = set()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,7 +117,7 @@ def _counted(device: ModuleType) -> None:
 @pytest.mark.parametrize(
     "table_row", marked([(w,) for w in ROWS], lambda row: axes(*row), lambda row: str(*row), PAIRS)
 )
-def test_table(package: ModuleType, table_row: Wanted, report: Any) -> None:
+def test_table(package: ModuleType, table_row: TableRow, report: Any) -> None:
     from support.gpu_table import Row, measure
 
     _ran.add(table_row)

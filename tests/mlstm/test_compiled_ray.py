@@ -41,7 +41,7 @@ def test_ray_compiled_and_ended() -> None:
 
 
 @pytest.fixture(scope="module")
-def own_ray() -> Iterator[Any]:
+def ray_cluster() -> Iterator[Any]:
     """A Ray that the kernel did not start, with actors that do not compile."""
     ray = pytest.importorskip("ray")
 
@@ -56,24 +56,24 @@ def own_ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-def test_ray_any_schedule_gives_the_same(own_ray: Any) -> None:
+def test_ray_any_schedule_gives_the_same(ray_cluster: Any) -> None:
     for sizes, chunk_size, heads_per_band in (((2, 5, 11, 3, 4), 4, 2), ((1, 1, 1, 4, 3), 32, None)):
         inputs, cotangents = make(*sizes, dtype=torch.float64)
         options = {"chunk_size": chunk_size, "heads_per_band": heads_per_band, "workers": 2}
         check(mlstm_chunkwise__ray_compiled_steps, inputs, cotangents, **options)
 
 
-def test_ray_survives_a_dead_actor(own_ray: Any) -> None:
+def test_ray_survives_a_dead_actor(ray_cluster: Any) -> None:
     inputs, _ = make(2, 4, 9, 3, 4)
     expected = mlstm_chunkwise__ray_compiled_steps(**inputs, workers=2)
-    own_ray.kill(ray_actors._pool._actors[1])
+    ray_cluster.kill(ray_actors._pool._actors[1])
     with pytest.raises(RuntimeError, match=r"band 1 \(heads 2 to 3\), chunk 0: .*Actor"):
         mlstm_chunkwise__ray_compiled_steps(**inputs, workers=2)
     assert torch.equal(mlstm_chunkwise__ray_compiled_steps(**inputs, workers=2), expected)
 
 
-def test_ray_that_was_there_before_stays(own_ray: Any) -> None:
+def test_ray_that_was_there_before_stays(ray_cluster: Any) -> None:
     mlstm_chunkwise__ray_compiled_steps(**make(1, 2, 3, 4, 4)[0], workers=2)
     shutdown_ray_pool()
-    assert own_ray.is_initialized()
+    assert ray_cluster.is_initialized()
     assert ray_actors._pool._actors == []

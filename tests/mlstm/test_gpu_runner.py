@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support import gpu_runner, gpu_table
-from support.gpu_checks import CHECKS, OWN
+from support.gpu_checks import CHECKS, HOPPER_CASE
 from support.poison import poisoned
 from support.shapes import CASES, GATES, GPU_CASES, GPU_STEP_CASES, STEP_CASES, Case
 from xlstm_hip import _native
@@ -54,7 +54,7 @@ def test_hoppers_own_schedule_has_every_kind_of_case() -> None:
         return cut["forward"]["schedule"] == "hopper"
 
     hopper_cases = [case for case in GPU_CASES if hopper(case)]
-    assert hopper(OWN) and {case.gates for case in hopper_cases} == set(GATES)
+    assert hopper(HOPPER_CASE) and {case.gates for case in hopper_cases} == set(GATES)
     assert {case.layout for case in hopper_cases} >= {"contiguous", "bshd"} and {
         c.normalizer_grad for c in hopper_cases
     } == {True, False}

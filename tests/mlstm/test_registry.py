@@ -141,8 +141,8 @@ OPTION_VALUES = {
 def test_kernels_take_their_options_and_no_others(kind: str, name: str) -> None:
     info = registry.kernel_info(name, kind)
     # on CPU tensors the fused kernel, whether mlstm_kernels can run on others or not
-    kind_there, name_there = STAND_INS.get((kind, name), (kind, name))
-    facts = registry.kernel_info(name_there, kind_there)
+    info_kind, info_name = STAND_INS.get((kind, name), (kind, name))
+    facts = registry.kernel_info(info_name, info_kind)
     for option, value in OPTION_VALUES.items():
         if option == "autocast_kernel_dtype" and kind != "step":
             continue  # part of the common call there
@@ -181,21 +181,21 @@ def test_a_name_of_two_kinds_needs_the_kind() -> None:
     assert registry.kernel_info("chunkwise--fused").kind == "chunkwise"
 
 
-def own_kernel(q, k, v, i, f, **kwargs):
+def registered_kernel(q, k, v, i, f, **kwargs):
     return v
 
 
 def register(name: str = "chunkwise--own", **changes):
     facts = {"kind": "chunkwise", "devices": ("cpu",), "dtypes": (torch.float32,), "gradient": "none"}
-    return registry.register_mlstm_kernel(name, own_kernel, **(facts | changes))
+    return registry.register_mlstm_kernel(name, registered_kernel, **(facts | changes))
 
 
 @pytest.mark.usefixtures("clean_registry")
 def test_registering_and_unregistering() -> None:
     info = register(options=("speed",), note="mine")
     assert registry.kernel_info("chunkwise--own") is info and info.options == ("speed",)
-    assert registry.get_mlstm_kernel("chunkwise--own") is own_kernel
-    assert registry.info_of(own_kernel) is info
+    assert registry.get_mlstm_kernel("chunkwise--own") is registered_kernel
+    assert registry.info_of(registered_kernel) is info
     assert registry.get_available_mlstm_kernels()[-1] == "chunkwise--own"
     with pytest.raises(ValueError, match="'chunkwise--own' is registered already"):
         register()
@@ -213,7 +213,7 @@ def test_built_ins_can_be_stood_in_for_but_not_removed() -> None:
         with pytest.raises(ValueError, match="is registered already; pass overwrite=True"):
             register(taken, kind="step")
     register("native", kind="step", overwrite=True)
-    assert registry.get_mlstm_step_kernel("native") is own_kernel
+    assert registry.get_mlstm_step_kernel("native") is registered_kernel
     registry.unregister_mlstm_kernel("native", "step")
     assert registry.kernel_info("native", "step") == before
     for name in ("native", "triton_fused"):

@@ -29,7 +29,7 @@ def dtypes_of(info: KernelInfo) -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16) if COMPILED in info.function.__module__ else info.dtypes
 
 
-def runs_here(info: KernelInfo) -> bool:
+def runs_on_cpu(info: KernelInfo) -> bool:
     return "*" in info.devices or "cpu" in info.devices
 
 
@@ -77,7 +77,7 @@ def late(row: Row) -> bool:
 
 
 def rows() -> Iterator[Row]:
-    kernels = [info for info in all_kernels(("chunkwise", "parallel", "sequence")) if runs_here(info)]
+    kernels = [info for info in all_kernels(("chunkwise", "parallel", "sequence")) if runs_on_cpu(info)]
     cases = {info.name: set(cases_of(info)) for info in kernels}
     for case in CASES:  # the case outermost: its truth is computed once
         for gate in ("exp", "sigmoid"):
@@ -106,7 +106,7 @@ def test_sigmoid_gate_without_normaliser(kernel: str, case: Case, report: Report
         accuracy.check(f"{kernel}, {SHORT[dtype]}, {case.name}", measured)
 
 
-STEP_KERNELS = [info for info in all_kernels(("step",)) if runs_here(info)]
+STEP_KERNELS = [info for info in all_kernels(("step",)) if runs_on_cpu(info)]
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_step(info: KernelInfo, case: Case, dtype: torch.dtype, report: Report) 
 
 def test_every_kernel_has_rows(report: Report) -> None:
     for info in all_kernels(("chunkwise", "parallel", "sequence")):
-        assert not runs_here(info) or list(cases_of(info)), info.name
+        assert not runs_on_cpu(info) or list(cases_of(info)), info.name

@@ -50,14 +50,14 @@ def test_a_row_is_the_same_in_any_company(dtype: torch.dtype, threads: int) -> N
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole_state = copied(begun)
-        batch_logits = steps(model, whole_state, x)
+        batch_state = copied(begun)
+        batch_logits = steps(model, batch_state, x)
     finally:
         torch.set_num_threads(before)
     for row in (0, 3, 6, 10):
         state = {n: tuple(s[row : row + 1].clone() for s in layer) for n, layer in begun.items()}
         assert torch.equal(steps(model, state, x[row : row + 1])[0], batch_logits[row])
-        assert all(torch.equal(a[0], b[row]) for n in state for a, b in zip(state[n], whole_state[n], strict=True))
+        assert all(torch.equal(a[0], b[row]) for n in state for a, b in zip(state[n], batch_state[n], strict=True))
 
 
 def test_rows_that_are_masked_keep_their_states() -> None:

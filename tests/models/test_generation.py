@@ -154,8 +154,8 @@ def test_stop_sequences_end_rows(model: xLSTMLarge, eos: tuple[int, ...]) -> Non
     assert actual.lengths[1] <= 5 and actual.lengths[2] <= 10
     alone = generate(model, [PROMPTS[1]], 30, stop=stops, **options | {"seed": 2})
     assert alone.tokens.shape[1] == alone.lengths[0] == actual.lengths[1]
-    for n, own_state in alone.state.items():
-        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(actual.state[n], own_state, strict=True))
+    for n, layer_state in alone.state.items():
+        assert all(relative(a[1:2], b) < 1e-12 for a, b in zip(actual.state[n], layer_state, strict=True))
 
 
 def test_a_function_stops_rows(model: xLSTMLarge) -> None:

@@ -84,8 +84,8 @@ def test_states_are_the_official_ones() -> None:
         for number, layer in state.items():
             for a, b in zip(layer, peer_state[number], strict=True):
                 assert relative(a, b) < 1e-5
-        ours_next, theirs_next = model(x[:, :1], state)[0], peer(x[:, :1], peer_state)[0]
-    assert relative(ours_next, theirs_next) < 1e-5
+        next_logits, peer_next_logits = model(x[:, :1], state)[0], peer(x[:, :1], peer_state)[0]
+    assert relative(next_logits, peer_next_logits) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ pytestmark = [
 DEVICE = "cuda"
 LENGTH = 150  # more than two chunks
 WIDE: dict[str, Any] = {"embedding_dim": 512, "num_heads": 2, "vocab_size": 301}  # head dims of 128 and 256
-THEIRS = {"hidden_size": 512, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 301, "chunk_size": 64}
+HF_CONFIG = {"hidden_size": 512, "num_heads": 2, "num_hidden_layers": 2, "vocab_size": 301, "chunk_size": 64}
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -190,7 +190,7 @@ def test_training() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_transformers_model(dtype: torch.dtype) -> None:
-    model, x = hf_model(dtype, **THEIRS), tokens(2, LENGTH, 301)
+    model, x = hf_model(dtype, **HF_CONFIG), tokens(2, LENGTH, 301)
     from xlstm_hip import hf
 
     with torch.no_grad():
@@ -208,7 +208,7 @@ def test_transformers_model(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_left_padding(dtype: torch.dtype) -> None:
     """A padded row, and what is written behind it, as an unpadded one."""
-    model, x = hf_model(dtype, **THEIRS), tokens(2, LENGTH, 301)
+    model, x = hf_model(dtype, **HF_CONFIG), tokens(2, LENGTH, 301)
     from xlstm_hip import hf
 
     mask = torch.ones_like(x)

@@ -135,7 +135,7 @@ def errors_of(actual: Quantities, expected: Quantities) -> Errors:
 # ---- what is allowed
 
 
-def made_on(case: Case, dtype: torch.dtype, device: str) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+def inputs_on(case: Case, dtype: torch.dtype, device: str) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
     """The case's inputs and cotangents: the same values on every device."""
     inputs, cotangents = make(case, dtype)
     return {name: x.to(device) for name, x in inputs.items()}, tuple(x.to(device) for x in cotangents)
@@ -143,7 +143,7 @@ def made_on(case: Case, dtype: torch.dtype, device: str) -> tuple[dict[str, Tens
 
 @functools.lru_cache(maxsize=8)
 def _truth(case: Case, half: bool, gate: str, normalize: bool, device: str) -> Quantities:
-    inputs, cotangents = made_on(case, torch.bfloat16 if half else torch.float32, device)
+    inputs, cotangents = inputs_on(case, torch.bfloat16 if half else torch.float32, device)
     wide = {name: x.double() for name, x in inputs.items()}
     options = {"eps": case.eps, "gate": gate, "normalize": normalize, "normalizer_grad": case.normalizer_grad}
     return quantities(truth, wide, [x.double() for x in cotangents], cu_seqlens=case.cu_seqlens, **options)
@@ -228,7 +228,7 @@ def tolerances(
 ) -> tuple[Errors, Errors]:
     """The tolerances, and the tolerances that one run of plain torch would give. Plain torch runs on the same
     device."""
-    inputs, cotangents = made_on(case, dtype, device)
+    inputs, cotangents = inputs_on(case, dtype, device)
     expected = true_values(case, dtype, gate, normalize, device)
     all_plain = dtype not in HALF or plain_itself
     runs = []

@@ -30,7 +30,9 @@ from xlstm_hip.layers import soft_cap
 Check = Callable[[str], None]
 CHECKS: list[Check] = []
 CASE = Case("execution", 300, 64, 96, batch=2, heads=3, states=True)
-OWN = Case("execution, the GPU's own", 330, 128, 256, batch=2, heads=3, states=True)  # Hopper's kernels where it is one
+HOPPER_CASE = Case(
+    "execution, the GPU's own", 330, 128, 256, batch=2, heads=3, states=True
+)  # Hopper's kernels where it is one
 PACKED = Case("execution, packed", 300, 64, 96, heads=3, states=True, lengths=(17, 200, 83))
 TOKEN = Case("execution, step", 1, 64, 96, batch=2, heads=3, states=True)
 NAMES = ("q", "k", "v", "i", "f")
@@ -58,7 +60,7 @@ def raises(error: type[Exception], pattern: str, function: Callable[..., Any], *
 
 
 def step_inputs(device: str, dtype: torch.dtype, name: str = TOKEN.name) -> dict[str, Tensor]:
-    inputs, _ = accuracy.made_on(replace(TOKEN, name=name), dtype, device)
+    inputs, _ = accuracy.inputs_on(replace(TOKEN, name=name), dtype, device)
     token = {x: inputs[x][:, :, 0] for x in "qkv"} | {x: inputs[x] for x in "if"}
     return token | {x: inputs[f"{x}_initial"] for x in STATES}
 
@@ -102,9 +104,11 @@ def poison_reaches_the_workspace(device: str) -> None:
 
 @check
 def inference_and_training_agree(device: str) -> None:
-    for kernel, dtype, case in itertools.product(SEQUENCE_KERNELS, (torch.float32, torch.bfloat16), (CASE, OWN)):
+    for kernel, dtype, case in itertools.product(
+        SEQUENCE_KERNELS, (torch.float32, torch.bfloat16), (CASE, HOPPER_CASE)
+    ):
         label = f"{kernel} {dtype} {case.name}"
-        inputs, _ = accuracy.made_on(case, dtype, device)
+        inputs, _ = accuracy.inputs_on(case, dtype, device)
         leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
         h, states = accuracy.sequence_call(case, kernel)(**leaves)
         alone = mlstm_interface(**leaves, kernel=kernel)
@@ -121,7 +125,7 @@ def inference_and_training_agree(device: str) -> None:
 
 @check
 def an_expanded_cotangent(device: str) -> None:
-    inputs, _ = accuracy.made_on(CASE, torch.bfloat16, device)
+    inputs, _ = accuracy.inputs_on(CASE, torch.bfloat16, device)
     leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
     h = mlstm_interface(**leaves)
     actual = torch.autograd.grad(h.sum(), list(leaves.values()), retain_graph=True)
@@ -131,7 +135,7 @@ def an_expanded_cotangent(device: str) -> None:
 
 @check
 def autocast(device: str) -> None:
-    inputs, _ = accuracy.made_on(CASE, torch.bfloat16, device)
+    inputs, _ = accuracy.inputs_on(CASE, torch.bfloat16, device)
     single = {name: x.float() for name, x in inputs.items()}
     narrow = {name: x.to(torch.bfloat16) if name in NAMES else x for name, x in inputs.items()}
     with torch.no_grad():
@@ -203,15 +207,15 @@ def a_graph_of_forward_and_backward(device: str) -> None:
     """Captured once, replayed with other data, and for packed sequences with other lengths."""
     gpu_only(device)
     for kernel in SEQUENCE_KERNELS:
-        for case, ends in ((CASE, None), (OWN, None), (PACKED, [0, 1, 99, 300])):
-            inputs, cotangents = accuracy.made_on(case, torch.bfloat16, device)
+        for case, ends in ((CASE, None), (HOPPER_CASE, None), (PACKED, [0, 1, 99, 300])):
+            inputs, cotangents = accuracy.inputs_on(case, torch.bfloat16, device)
             leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
             options: dict[str, Any] = {"kernel": kernel, "return_last_states": True}
             if ends is not None:
                 options["cu_seqlens"] = torch.tensor(case.cu_seqlens, device=device)
             work = _bound(results, _with(mlstm_interface, options), leaves, cotangents)
             graph, out = captured(device, work)
-            other_inputs, _ = accuracy.made_on(replace(case, name="other data"), torch.bfloat16, device)
+            other_inputs, _ = accuracy.inputs_on(replace(case, name="other data"), torch.bfloat16, device)
             with torch.no_grad():
                 for name, x in other_inputs.items():
                     leaves[name].copy_(x)
@@ -258,8 +262,8 @@ def _bound(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[
 def a_side_stream(device: str) -> None:
     """The inputs arrive late on a stream of their own: a call on another stream would see NaN."""
     gpu_only(device)
-    for kernel, case in itertools.product(SEQUENCE_KERNELS, (CASE, OWN)):
-        inputs, cotangents = accuracy.made_on(case, torch.bfloat16, device)
+    for kernel, case in itertools.product(SEQUENCE_KERNELS, (CASE, HOPPER_CASE)):
+        inputs, cotangents = accuracy.inputs_on(case, torch.bfloat16, device)
         expected = accuracy.quantities(accuracy.sequence_call(case, kernel), inputs, cotangents)
         late = {name: torch.full_like(x, torch.nan) for name, x in inputs.items()}
         side = torch.cuda.Stream(device)
@@ -281,9 +285,11 @@ def the_second_device(device: str) -> None:
         raise SkipTest("one GPU only")
     current = torch.cuda.current_device()
     second = f"cuda:{next(n for n in range(torch.cuda.device_count()) if n != current)}"
-    for kernel, dtype, case in itertools.product(SEQUENCE_KERNELS, (torch.bfloat16, torch.float32), (CASE, OWN)):
+    for kernel, dtype, case in itertools.product(
+        SEQUENCE_KERNELS, (torch.bfloat16, torch.float32), (CASE, HOPPER_CASE)
+    ):
         info = kernel_info(kernel, ("chunkwise", "sequence"))
-        inputs, cotangents = accuracy.made_on(case, dtype, second)
+        inputs, cotangents = accuracy.inputs_on(case, dtype, second)
         with poisoned():
             actual = accuracy.quantities(accuracy.sequence_call(case, kernel), inputs, cotangents)
         assert all(x.device == torch.device(second) for x in actual.values())
@@ -300,7 +306,7 @@ def the_second_device(device: str) -> None:
 def offsets_outside_the_row_are_cut_off(device: str) -> None:
     """Nothing reads cu_seqlens on the host; the kernels stay inside the row."""
     gpu_only(device)
-    inputs, cotangents = accuracy.made_on(PACKED, torch.bfloat16, device)
+    inputs, cotangents = accuracy.inputs_on(PACKED, torch.bfloat16, device)
 
     def run(ends: list[int]) -> Quantities:
         cu_seqlens = torch.tensor(ends, device=device, dtype=torch.int32)
@@ -368,7 +374,7 @@ def compiled_in_one_graph(device: str) -> None:
         twin = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
         for length in (17, 75):
             case = Case(f"compiled {length}", length, 32, 48, batch=2, states=True)
-            inputs, cotangents = accuracy.made_on(case, torch.bfloat16, device)
+            inputs, cotangents = accuracy.inputs_on(case, torch.bfloat16, device)
             actual = accuracy.quantities(twin, inputs, cotangents)
             same_bits(f"{kernel} compiled", actual, accuracy.quantities(call, inputs, cotangents))
     for kernel in STEP_KERNELS:
@@ -412,7 +418,7 @@ def compiled_inside_a_layer(device: str) -> None:
 @check
 def errors(device: str) -> None:
     gpu_only(device)
-    inputs, _ = accuracy.made_on(replace(CASE, states=False), torch.float32, device)
+    inputs, _ = accuracy.inputs_on(replace(CASE, states=False), torch.float32, device)
     wide = {name: x.double() for name, x in inputs.items()}
     raises(TypeError, "^q: .*float32.*bfloat16.*float16.*float64", mlstm_interface, **wide)
     token = {name: x.double() for name, x in step_inputs(device, torch.float32).items()}

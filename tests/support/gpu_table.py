@@ -81,7 +81,7 @@ def same_bits(label: str, actual: Quantities | dict[str, Tensor], expected: Quan
 def measure(row: Row, device: str, truth_on: str | None = None) -> tuple[Measured, list[str]]:
     """Errors and tolerances, and what is wrong in words. Truth and plain torch may run on another device."""
     truth_on = truth_on or device
-    inputs, cotangents = accuracy.made_on(row.case, row.dtype, device)
+    inputs, cotangents = accuracy.inputs_on(row.case, row.dtype, device)
     call = accuracy.call_of(row.info, row.case, row.normalize)
     with poisoned():
         actual = accuracy.quantities(call, inputs, cotangents)

@@ -125,7 +125,7 @@ _LONG = Case("", 4097, 64, 96, heads=1, states=True, long=True, eps=0.05)  # one
 # eps keeps the normaliser from zero, which one feature alone often meets: there good kernels differ too. There are many
 # heads for dm_initial, one number a head that is left of terms ten thousand times its size: with two of them it is luck
 # whether twice plain torch's error is much or nothing.
-_OWN = Case("", 330, 128, 256, batch=4, heads=8, states=True, eps=0.05)
+_HOPPER_CASE = Case("", 330, 128, 256, batch=4, heads=8, states=True, eps=0.05)
 _BY_DIMS = Case("", 100, batch=4, heads=8, chunk=32, states=True, eps=0.05)
 GPU_CASES = (
     replace(_MIDDLING, name="300 tokens"),
@@ -138,12 +138,12 @@ GPU_CASES = (
     *(replace(_BY_DIMS, name=f"100 tokens, head dims of {a} and {b}", dqk=a, dhv=b) for a, b in _GPU_DIMS),
     *(replace(_BY_DIMS, name=f"100 tokens, head dims of {a} and {b}", dqk=a, dhv=b, eps=0.5) for a, b in _GPU_ONES),
     # Hopper's own schedule: from two chunks on, of head dims from 128, whole or not.
-    replace(_OWN, name="330 tokens"),
-    replace(_OWN, name="330 tokens, 256 and 512", dqk=256, dhv=512),
-    replace(_OWN, name="129 tokens, 512 and 256", length=129, dqk=512, dhv=256),
-    replace(_OWN, name="200 tokens, 136 and 200, bshd", length=200, dqk=136, dhv=200, layout="bshd"),
-    replace(_OWN, name="330 tokens, the peers' gradient", normalizer_grad=False),
-    *(replace(_OWN, name=f"330 tokens, {gates}", gates=gates) for gates in tuple(GATES)[1:]),
+    replace(_HOPPER_CASE, name="330 tokens"),
+    replace(_HOPPER_CASE, name="330 tokens, 256 and 512", dqk=256, dhv=512),
+    replace(_HOPPER_CASE, name="129 tokens, 512 and 256", length=129, dqk=512, dhv=256),
+    replace(_HOPPER_CASE, name="200 tokens, 136 and 200, bshd", length=200, dqk=136, dhv=200, layout="bshd"),
+    replace(_HOPPER_CASE, name="330 tokens, the peers' gradient", normalizer_grad=False),
+    *(replace(_HOPPER_CASE, name=f"330 tokens, {gates}", gates=gates) for gates in tuple(GATES)[1:]),
     Case("many heads", 150, 64, 64, batch=4, heads=40, states=True),
     replace(_LONG, name="4097 tokens"),
     replace(_LONG, name="4097 tokens, packed", lengths=(1, 2000, 63, 2033)),

@@ -80,7 +80,7 @@ def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         _, tuned_ms = twice(calls, device, pace)
         return [[2 * ms for ms in tuned_ms], tuned_ms]
 
-    class Here:
+    class InThisProcess:
         """Trials in this process, where the planted clock is."""
 
         def __init__(self, *_: object) -> None: ...
@@ -91,7 +91,7 @@ def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None: ...
 
     monkeypatch.setattr(measuring, "paired_ms", planted)
-    monkeypatch.setattr("xlstm_hip.tune.engines.LocalEngine", Here)
+    monkeypatch.setattr("xlstm_hip.tune.engines.LocalEngine", InThisProcess)
 
 
 def test_the_environments_table_is_written(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from xlstm_hip._core import plans
-from xlstm_hip._core.atomic_files import write_whole
+from xlstm_hip._core.atomic_files import write_atomically
 from xlstm_hip._core.plans import Plan
 from xlstm_hip.tune import Problem, Tuner, make_search, space_of
 from xlstm_hip.tune import problem as problems
@@ -231,10 +231,10 @@ def test_bad_numbers(tmp_path: Path, call: Callable[[Tuner], Any]) -> None:
 
 def test_files_are_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
-    write_whole(path, "before")
+    write_atomically(path, "before")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        write_whole(path, "after")
+        write_atomically(path, "after")
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 

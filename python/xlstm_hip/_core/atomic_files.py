@@ -29,13 +29,13 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Writes a file so that a reader sees either the old or the new contents, never a part."""
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
-def append_whole(path: Path, text: str) -> None:
+def append_atomically(path: Path, text: str) -> None:
     """Appends a text to a file, or, after an error, nothing of it."""
     left = memoryview(text.encode("utf-8"))
     with path.open("ab", buffering=0) as out:

@@ -44,7 +44,7 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def device_here(name: str, device: torch.device | str) -> torch.device:
+def available_device(name: str, device: torch.device | str) -> torch.device:
     """The device named by an argument, if torch can use it on this machine; `name` is the argument's name."""
     try:
         found = torch.device(device)

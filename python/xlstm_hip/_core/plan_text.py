@@ -51,7 +51,7 @@ def _gpu(device: torch.device) -> Gpu:
     return facts.arch, facts.compute_units, facts.lds_bytes
 
 
-def _own_schedule() -> bool:
+def _hopper_schedule_allowed() -> bool:
     return os.environ.get("XLSTM_HIP_GPU_SCHEDULE") != "common"
 
 
@@ -64,9 +64,9 @@ def _mlstm(built: Any, op: str, arguments: Mapping[str, Any], q: Tensor, v: Tens
     overrides = {name: arguments[name] for name in ("walk_chunk", "segments", "step_columns") if name in arguments}
     if gpu:
         dims = (q.shape[-1], v.shape[-1], q.element_size())
-        own_schedule = q.dtype == torch.bfloat16 and _own_schedule()
+        hopper_schedule = q.dtype == torch.bfloat16 and _hopper_schedule_allowed()
         plan = built.plan_mlstm_gpu(
-            gpu, sequences, heads, length, *dims, **overrides, packed=ends is not None, panels=own_schedule
+            gpu, sequences, heads, length, *dims, **overrides, packed=ends is not None, panels=hopper_schedule
         )
         parts = ("recurrent",) if recurrent else ("dq", "dk", "dv") if "backward" in op else ("forward",)
         return {"compute_units": plan["compute_units"], **{part: plan[part] for part in parts}}
@@ -128,7 +128,7 @@ class AttentionCall(NamedTuple):
     @property
     def panels(self) -> bool:
         """Whether rows have two-byte elements and a multiple of 16 bytes, as Hopper's bulk copies require."""
-        return self.element_bytes == 2 and self.dqk % 8 == self.dv % 8 == 0 and _own_schedule()
+        return self.element_bytes == 2 and self.dqk % 8 == self.dv % 8 == 0 and _hopper_schedule_allowed()
 
 
 def attention_cpu(built: Any, call: AttentionCall, threads: int) -> Plan:
@@ -173,5 +173,5 @@ def attention_backward_gpu(
 
 def mla_gpu(built: Any, gpu: Gpu, call: AttentionCall) -> Plan:
     return built.plan_mla_gpu(
-        *gpu, call.batch, call.heads_k, call.rows, call.keys, call.dqk, call.splits, _own_schedule()
+        *gpu, call.batch, call.heads_k, call.rows, call.keys, call.dqk, call.splits, _hopper_schedule_allowed()
     )

@@ -102,7 +102,7 @@ def has_entries() -> bool:
     return bool(_entries)
 
 
-def own_plan(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) -> Plan:
+def fused_plan_for(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) -> Plan:
     """plan_for, for a call of the fused kernel: entries that choose another kernel are ignored."""
     plan = plan_for(op, device, dtype, **sizes)
     return plan if plan.get("kernel") in (None, FUSED.get(op)) else AS_PLANNED

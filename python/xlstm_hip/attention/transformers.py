@@ -135,7 +135,7 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, An
 _CAUSAL = "causal_mask_function"
 _PACKED = "packed_sequence_mask_function"
 _CHUNKED = "chunked_overlay"
-_TOLD = {
+_KNOWN_PARTS = {
     _CAUSAL, _PACKED, "and_masks", "bidirectional_mask_function", "sliding_window_overlay",
     "sliding_window_bidirectional_overlay", "remap_positions_for_packed_sequence",
 }  # fmt: skip
@@ -145,20 +145,20 @@ def _name_of(function: Any) -> str:
     return function.__qualname__.partition(".")[0]
 
 
-def _made_of(mask_function: Any) -> set[str]:
+def _mask_parts(mask_function: Any) -> set[str]:
     """The names of the functions that a mask function is composed of."""
     if not isfunction(mask_function):
         return {type(mask_function).__name__}
     names = {_name_of(mask_function)}
     for cell in mask_function.__closure__ or ():
         parts = cell.cell_contents if isinstance(cell.cell_contents, tuple) else (cell.cell_contents,)
-        names.update(*(_made_of(part) for part in parts if callable(part)))
+        names.update(*(_mask_parts(part) for part in parts if callable(part)))
     return names
 
 
 # Name by the first line of transformers' functions and of the functions inside them. While torch 2.10 traces, a
 # function that was made in the graph has no other name that tells.
-_NAMES_BY_PLACE: dict[tuple[str, int], str] = {}
+_NAMES_BY_LINE: dict[tuple[str, int], str] = {}
 
 
 def _code_points(code: CodeType) -> Iterator[tuple[str, int]]:
@@ -168,10 +168,10 @@ def _code_points(code: CodeType) -> Iterator[tuple[str, int]]:
             yield from _code_points(inner)
 
 
-def _made_of_traced(mask_function: Any, mask_arguments: dict[str, Any]) -> set[str]:
-    """_made_of where closures cannot be read, as far as the other arguments tell."""
+def _traced_mask_parts(mask_function: Any, mask_arguments: dict[str, Any]) -> set[str]:
+    """_mask_parts where closures cannot be read, as far as the other arguments tell."""
     code = mask_function.__code__
-    names = {_NAMES_BY_PLACE.get((code.co_filename, code.co_firstlineno), "its own")}
+    names = {_NAMES_BY_LINE.get((code.co_filename, code.co_firstlineno), "its own")}
     if "allow_is_bidirectional_skip" not in mask_arguments:
         names.add(_CAUSAL)
     chunk = getattr(mask_arguments.get("config"), "attention_chunk_size", None)
@@ -196,12 +196,14 @@ def attention_mask(
     if mask_function is None:
         parts = {_CAUSAL}
     else:
-        parts = _made_of_traced(mask_function, kwargs) if torch.compiler.is_compiling() else _made_of(mask_function)
+        parts = (
+            _traced_mask_parts(mask_function, kwargs) if torch.compiler.is_compiling() else _mask_parts(mask_function)
+        )
     if _CHUNKED in parts and kv_length + int(kv_offset) <= kwargs["local_size"]:
         parts.remove(_CHUNKED)  # all keys are of one chunk
-    if use_vmap or not parts <= _TOLD:
+    if use_vmap or not parts <= _KNOWN_PARTS:
         raise NotImplementedError(
-            f"mask_function: a mask of {', '.join(sorted(parts - _TOLD)) or 'its own'} is unknown to "
+            f"mask_function: a mask of {', '.join(sorted(parts - _KNOWN_PARTS)) or 'its own'} is unknown to "
             f"attn_implementation={NAME!r}"
         )
     if _PACKED in parts and batch_size > 1 and not torch.jit.is_tracing():  # where transformers says it of every call
@@ -225,7 +227,7 @@ def register_with_transformers() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     for function in filter(isfunction, vars(masking_utils).values()):
-        _NAMES_BY_PLACE.update(dict.fromkeys(_code_points(function.__code__), function.__name__))
+        _NAMES_BY_LINE.update(dict.fromkeys(_code_points(function.__code__), function.__name__))
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)

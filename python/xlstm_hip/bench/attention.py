@@ -19,9 +19,9 @@ from ..reference.attention import attention as plain_attention
 from .registry import (
     DTYPES,
     FLASH,
-    OURS,
     PLAIN,
     SDPA,
+    XLSTM_HIP,
     Call,
     Implementation,
     Point,
@@ -204,7 +204,7 @@ def _flash_attn(cell: Cell, inputs: Tensors) -> Call:
 
 # The implementations that benchmarks/attention.py and xlstm-hip bench compare.
 BESIDE_TORCH = (
-    Implementation("ours", OURS, _fused),
+    Implementation("ours", XLSTM_HIP, _fused),
     Implementation("torch SDPA", SDPA, _sdpa(None), CPU),
     Implementation("torch SDPA FLASH", SDPA, _sdpa(SDPBackend.FLASH_ATTENTION), GPU),
     Implementation("torch SDPA cuDNN", SDPA, _sdpa(SDPBackend.CUDNN_ATTENTION), GPU),

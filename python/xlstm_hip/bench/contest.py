@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from .machine import Machine, lost
-from .registry import OURS, Call, Implementation, Operator, Tensors, work_of
+from .registry import XLSTM_HIP, Call, Implementation, Operator, Tensors, work_of
 from .timing import Clock, Pace, Samples, interleaved, paired_ratio
 from .triton_compiler import compiling
 
@@ -33,7 +33,7 @@ def reason(machine: Machine, entry: Entry, error: Exception) -> str:
 
 def failure(machine: Machine, entry: Entry, error: Exception) -> Entry:
     """The entry with it: a failure of ours is one of the run, a peer's is a result."""
-    return entry | {"failed" if entry["provider"] == OURS else "missing": reason(machine, entry, error)}
+    return entry | {"failed" if entry["provider"] == XLSTM_HIP else "missing": reason(machine, entry, error)}
 
 
 class Contest:
@@ -84,7 +84,7 @@ class Contest:
             del results
         except Exception as error:  # a peer's failure is a result, and so is ours
             return failure(self.machine, entry, error), None
-        if x.provider == OURS and entry.get("inexact"):
+        if x.provider == XLSTM_HIP and entry.get("inexact"):
             return entry | {"failed": f"wrong: {', '.join(entry['inexact'])}; not timed"}, None
         return entry, call
 
@@ -111,7 +111,7 @@ def race(
     the first of ours they took, by the rounds' own ratios."""
     samples = interleaved(calls, pace, advance, clock, failed)
     timed = [entry for entry in entries if entry["name"] in samples]
-    reference_ms = next((samples[entry["name"]].ms for entry in timed if entry.get("provider") == OURS), None)
+    reference_ms = next((samples[entry["name"]].ms for entry in timed if entry.get("provider") == XLSTM_HIP), None)
     for entry in timed:
         sample = samples[entry["name"]]
         entry["ms"] = sample.as_json()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import layers
 from ..reference import layers as plain
-from .registry import DTYPES, OURS, PLAIN, Call, Implementation, Point, Prepare, Scale, Tensors, relative_error
+from .registry import DTYPES, PLAIN, XLSTM_HIP, Call, Implementation, Point, Prepare, Scale, Tensors, relative_error
 
 EPS, CAP = 1e-6, 30.0
 WORKS = ("forward", "forward+backward")
@@ -181,6 +181,6 @@ def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
 
 
 IMPLEMENTATIONS = (
-    Implementation("ours", OURS, _prepared(lambda layer: layer.fused)),
+    Implementation("ours", XLSTM_HIP, _prepared(lambda layer: layer.fused)),
     Implementation("plain torch", PLAIN, _prepared(lambda layer: layer.plain)),
 )

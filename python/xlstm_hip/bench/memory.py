@@ -58,7 +58,7 @@ def growth_of(call: Callable[[], Any]) -> int:
     return _status_bytes("VmHWM") - before
 
 
-def growth_in_own_process(operator: str, implementation: str, small: Any, cell: Any, threads: int) -> int:
+def growth_in_new_process(operator: str, implementation: str, small: Any, cell: Any, threads: int) -> int:
     """Bytes that a call adds on the CPU; MemoryUnknown says why they could not be had, in the process's last words."""
     cells = json.dumps([asdict(small), asdict(cell)])
     command = [sys.executable, "-m", "xlstm_hip.bench.memory", str(threads), operator, implementation, cells]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..mlstm.interface import mlstm_interface, mlstm_step_interface
 from ..mlstm.triton_peers import beyond_reach
 from .mlstm import EPS, SEQUENCE_INPUTS, STATES, Cell
-from .registry import FLA, HUGGING_FACE, OFFICIAL, OURS, PLAIN, Call, Implementation, Prepare, Tensors
+from .registry import FLA, HUGGING_FACE, OFFICIAL, PLAIN, XLSTM_HIP, Call, Implementation, Prepare, Tensors
 
 GPU, CPU = ("cuda",), ("cpu",)
 SCHEDULE = "XLSTM_HIP_GPU_SCHEDULE"
@@ -201,10 +201,10 @@ def _official_step(name: str) -> Prepare:
     return prepare
 
 
-_SEQUENCE = Implementation("ours", OURS, _fused)
+_SEQUENCE = Implementation("ours", XLSTM_HIP, _fused)
 _STEP, _STEP_IN_PLACE = (
-    Implementation("ours", OURS, _our_step(in_place=False)),
-    Implementation("ours, in place", OURS, _our_step(in_place=True)),
+    Implementation("ours", XLSTM_HIP, _our_step(in_place=False)),
+    Implementation("ours, in place", XLSTM_HIP, _our_step(in_place=True)),
 )
 _CPU_PEERS = (
     Implementation("native_autograd", OFFICIAL, _official("chunkwise--native_autograd"), CPU),
@@ -218,8 +218,8 @@ _CPU_STEP_PEERS = (
 # The implementations that the benchmarks of benchmarks/ compare on a GPU and on the CPU.
 GPU_SEQUENCES = (
     _SEQUENCE,
-    Implementation("ours, raw ops", OURS, _our_ops),
-    Implementation(COMMON, OURS, _on_every_gpu(_fused), GPU),
+    Implementation("ours, raw ops", XLSTM_HIP, _our_ops),
+    Implementation(COMMON, XLSTM_HIP, _on_every_gpu(_fused), GPU),
     Implementation(
         "xl_chunk 128",
         OFFICIAL,

@@ -30,7 +30,7 @@ from .readers import (
     Reader,
     copy_of,
     of_official,
-    of_ours,
+    of_package,
     of_transformers,
     official_model,
     transformers_model,
@@ -39,8 +39,8 @@ from .registry import (
     DTYPES,
     HUGGING_FACE,
     LARGE,
-    OURS,
     PLAIN,
+    XLSTM_HIP,
     Call,
     Errors,
     Implementation,
@@ -162,7 +162,7 @@ class Models:
 
     def reader(self, name: str) -> Reader:
         if name not in self._readers:
-            self._readers[name] = of_ours(self.plain()) if name == "plain torch" else MAKERS[name](self.weights)
+            self._readers[name] = of_package(self.plain()) if name == "plain torch" else MAKERS[name](self.weights)
         return self._readers[name]
 
 
@@ -180,8 +180,8 @@ def plain_model(weights: Weights, bits: int = 0) -> xLSTMLarge:
 
 
 MAKERS: dict[str, Callable[[Weights], Reader]] = {
-    "ours": lambda w: of_ours(w.loaded(weight_mode="fused")),
-    **{name: lambda w, bits=bits: of_ours(rounded(w, bits)) for name, bits in BITS.items()},  # type: ignore[misc]
+    "ours": lambda w: of_package(w.loaded(weight_mode="fused")),
+    **{name: lambda w, bits=bits: of_package(rounded(w, bits)) for name, bits in BITS.items()},  # type: ignore[misc]
     "transformers": lambda w: of_transformers(transformers_model(w.folder, w.dtype, w.device)),
     "xlstm_large": lambda w: of_official(official_model(w.loaded(), w.dtype, w.device)),
     "xlstm_large graph": lambda w: Captured(official_model(w.loaded(weight_mode="fused"), w.dtype, w.device)),
@@ -302,12 +302,12 @@ def _prepared(name: str) -> Prepare:
     return prepare
 
 
-GIVEN = "given "  # what a truth calls the inputs that it is of
+INPUT_PREFIX = "given "  # what a truth calls the inputs that it is of
 
 
 def truth(cell: Cell, inputs: Tensors) -> Tensors:
     plain = _models(cell.size, cell.dtype, inputs["tokens"].device).plain()
-    return after(plain, inputs) | {f"{GIVEN}{name}": x for name, x in inputs.items()}
+    return after(plain, inputs) | {f"{INPUT_PREFIX}{name}": x for name, x in inputs.items()}
 
 
 def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
@@ -318,15 +318,15 @@ def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
 def _rounded_errors(bits: int) -> Errors:
     def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
         plain = _models(cell.size, cell.dtype, results["logits"].device).plain(bits)
-        tensors = {name.removeprefix(GIVEN): x for name, x in true.items() if name.startswith(GIVEN)}
+        tensors = {name.removeprefix(INPUT_PREFIX): x for name, x in true.items() if name.startswith(INPUT_PREFIX)}
         return errors_of(plain, after(plain, tensors), results["logits"], results.get("text"))
 
     return errors
 
 
 IMPLEMENTATIONS = (
-    Implementation("ours", OURS, _prepared("ours")),
-    *(Implementation(name, OURS, _prepared(name), errors=_rounded_errors(bits)) for name, bits in BITS.items()),
+    Implementation("ours", XLSTM_HIP, _prepared("ours")),
+    *(Implementation(name, XLSTM_HIP, _prepared(name), errors=_rounded_errors(bits)) for name, bits in BITS.items()),
     Implementation("plain torch", PLAIN, _prepared("plain torch")),
     Implementation("transformers", HUGGING_FACE, _prepared("transformers")),
     Implementation("xlstm_large", LARGE, _prepared("xlstm_large")),

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import metrics
 from .plot import COLOURS, colours_of, finish, over, panels, rows_of_bars
-from .registry import OURS
+from .registry import XLSTM_HIP
 from .report import timed
 
 Results = dict[str, Any]
@@ -49,7 +49,7 @@ def draw(results: Results, base: Path) -> list[Path]:
     layers = [(p, e) for p, e in points if p["series"] == "layer"]
     if layers:
         files += _layers(results, layers, base.with_name(f"{base.stem}_layers.png"))
-    fused = [(p, e) for p, e in points if e["provider"] == OURS and p["series"] != "selection" and p["flops"]]
+    fused = [(p, e) for p, e in points if e["provider"] == XLSTM_HIP and p["series"] != "selection" and p["flops"]]
     if any(p["series"] != "selection" and p["flops"] for p, _ in points):
         files += _roofline(results, fused, base.with_name(f"{base.stem}_roofline.png"))
     return files

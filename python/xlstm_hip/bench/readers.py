@@ -38,7 +38,7 @@ def copy_of(state: State) -> State:
     return {block: (c.clone(), n.clone(), m.clone()) for block, (c, n, m) in state.items()}
 
 
-def of_ours(model: xLSTMLarge) -> Reader:
+def of_package(model: xLSTMLarge) -> Reader:
     def read(x: Tensor, state: State | None = None) -> Written:
         stream = Stream(model, x.shape[0], None if state is None else copy_of(state))
         logits = stream.feed(x)

@@ -24,7 +24,7 @@ Prepare = Callable[[Any, Tensors], Call]
 Errors = Callable[[Any, Tensors, Tensors], dict[str, float]]  # of results against a truth, by name
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVERYWHERE = ("cpu", "cuda")
-OURS, PLAIN, OFFICIAL, FLA = "xlstm_hip", "reference", "mlstm_kernels", "FLA"
+XLSTM_HIP, PLAIN, OFFICIAL, FLA = "xlstm_hip", "reference", "mlstm_kernels", "FLA"
 SDPA, FLASH, HUGGING_FACE, LARGE = "SDPA", "flash_attn", "transformers", "xlstm_large"
 
 
@@ -45,7 +45,7 @@ class Provider:
 PROVIDERS = {
     provider.name: provider
     for provider in (
-        Provider(OURS, "the kernels of this package"),
+        Provider(XLSTM_HIP, "the kernels of this package"),
         Provider(PLAIN, "the same formulas in plain torch, as this package has them"),
         Provider(OFFICIAL, "mlstm_kernels: Triton on a GPU, plain torch on the CPU", "mlstm_kernels"),
         Provider(FLA, "flash-linear-attention's simple_gla: no normaliser, no input gate", "fla"),

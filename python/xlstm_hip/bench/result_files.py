@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .._core.atomic_files import write_whole
+from .._core.atomic_files import write_atomically
 from .._core.extras import is_installed, not_installed
 
 Results = dict[str, Any]
@@ -19,7 +19,7 @@ Draw = Callable[[Results, Path], list[Path]]  # pictures beside a result file
 
 
 @contextmanager
-def keeps_what_there_is() -> Iterator[None]:
+def keeps_partial_results() -> Iterator[None]:
     """A run that is ended inside, by Ctrl-C or SIGTERM, goes on behind it, to write what it has measured."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -32,13 +32,13 @@ def keeps_what_there_is() -> Iterator[None]:
 
 def save(results: Results, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, json.dumps(results, indent=1) + "\n")
+    write_atomically(out, json.dumps(results, indent=1) + "\n")
 
 
 def report(results: Results, out: Path, markdown: Callable[[Results], str], draw: Draw) -> None:
     """Beside the JSON. Without matplotlib pictures can be drawn later, from that alone."""
     text = markdown(results)
-    write_whole(out.with_suffix(".md"), text)
+    write_atomically(out.with_suffix(".md"), text)
     print(text)
     if not is_installed("matplotlib"):
         print(f"written: {out}, {out.with_suffix('.md')}; {not_installed('matplotlib', 'drawing pictures')}")

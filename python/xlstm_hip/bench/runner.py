@@ -22,7 +22,7 @@ from .environment import environment
 from .machine import Machine, copy_rate, matmul_rate
 from .memory import MemoryUnknown, growth_of
 from .operators import OPERATORS
-from .registry import OURS, PLAIN, PROVIDERS, Call, Implementation, Operator, Point, Scale
+from .registry import PLAIN, PROVIDERS, XLSTM_HIP, Call, Implementation, Operator, Point, Scale
 from .timing import COLD_SAMPLES, QUICK, Pace
 from .trial import lost_in_trials
 from .triton_compiler import before_triton
@@ -79,7 +79,7 @@ class Run:
 
     def prepared(self, contest: Contest, implementation: Implementation, share: float) -> tuple[Entry, Call | None]:
         """As Contest.enter, but for what would take too long."""
-        is_fused, cell = implementation.provider == OURS, contest.cell
+        is_fused, cell = implementation.provider == XLSTM_HIP, contest.cell
         least = least_rounds(contest.operator)
         limit = math.inf if is_fused else max(4 * share, SLOW_SECONDS) / least  # seconds of a call
         kind, amount = (contest.operator.name, implementation.name), cell.flops or cell.bytes
@@ -174,16 +174,16 @@ class Run:
             return
         self.lost = {key: why for key, why in self.lost.items() if key[1] != operator.name}  # of another dtype
         began = time.monotonic()
-        for x in sorted(self.selected(operator), key=lambda x: x.provider not in (OURS, PLAIN)):
+        for x in sorted(self.selected(operator), key=lambda x: x.provider not in (XLSTM_HIP, PLAIN)):
             if x.missing(self.machine.device) is not None:
                 continue
-            if x.provider not in (OURS, PLAIN) and time.monotonic() - began > seconds:
+            if x.provider not in (XLSTM_HIP, PLAIN) and time.monotonic() - began > seconds:
                 self.lost[x.name, operator.name] = f"{LATE}: its model was not made"
                 continue
             try:
                 operator.ready(x.name, cell, self.machine.device)
             except Exception as error:  # a peer's is not tried again at each point; ours is, and then fails there
-                if x.provider != OURS:
+                if x.provider != XLSTM_HIP:
                     self.lost[x.name, operator.name] = words_of(error)
 
     @property
@@ -268,7 +268,7 @@ def run(settings: Settings, out: Path) -> dict[str, Any]:
     )  # its seconds begin here: trials last as long as peers' compilers
     gc.freeze()  # what is imported by now stays: each point collects several times
     try:
-        with result_files.keeps_what_there_is():
+        with result_files.keeps_partial_results():
             session.go()
             results["ended_early"] = False
     finally:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..models.sampling import Drawing, Sampling
-from .registry import DTYPES, OURS, PLAIN, Call, Implementation, Point, Prepare, Scale, Tensors
+from .registry import DTYPES, PLAIN, XLSTM_HIP, Call, Implementation, Point, Prepare, Scale, Tensors
 
 HOW = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_k=50, top_p=0.95)}
 
@@ -73,7 +73,7 @@ def errors(cell: Cell, results: Tensors, true: Tensors) -> dict[str, float]:
 
 
 IMPLEMENTATIONS = (
-    Implementation("ours", OURS, _prepared(Drawing.__call__)),
+    Implementation("ours", XLSTM_HIP, _prepared(Drawing.__call__)),
     Implementation("plain torch", PLAIN, _prepared(Drawing.draw_plainly)),
 )
 

@@ -17,7 +17,7 @@ import torch
 from ..mlstm.select import AMD, FUSED, HYBRID, NATIVE, REGIMES, STOCK, get_optimal_kernel_config
 from .mlstm_contenders import beyond_triton, by_kernel, by_step_kernel
 from .mlstm_points import CHUNK, Cell
-from .registry import OFFICIAL, OURS, PLAIN, Implementation, Point, Scale
+from .registry import OFFICIAL, PLAIN, XLSTM_HIP, Implementation, Point, Scale
 from .timing import paired_ratio
 
 NEAR = 1.05  # a choice that takes at most so many times the best one's time is as good
@@ -39,7 +39,7 @@ def _kernels(work: str) -> tuple[Implementation, ...]:
     for config in (FUSED, NATIVE, STOCK, HYBRID, AMD):
         name = config[index]
         triton = "triton" in name
-        provider = OFFICIAL if triton else OURS if "fused" in name else PLAIN
+        provider = OFFICIAL if triton else XLSTM_HIP if "fused" in name else PLAIN
         # Elsewhere a Triton name is the fused kernel's.
         limits: dict[str, Any] = {"devices": ("cuda",), "beyond": beyond_triton} if triton else {}
         implementations[name] = Implementation(

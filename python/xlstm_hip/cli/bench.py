@@ -31,7 +31,7 @@ from .common import (
     json_file,
     load,
     number,
-    refuse_given,
+    refuse_options,
 )
 
 EXAMPLES = """examples:
@@ -142,7 +142,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.model is not None:
         return run_model(args)
-    refuse_given(args, MODEL_DEFAULTS, "--model with it")
+    refuse_options(args, MODEL_DEFAULTS, "--model with it")
     from ..bench import pictures, result_files, runner
     from ..bench.metrics import METRICS
     from ..bench.operators import DEFAULT, GROUPS
@@ -158,9 +158,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print(listing(torch.device(device)))
         return 0
-    as_asked = partial(markdown, columns=tuple(args.metrics or METRICS))
+    write_report = partial(markdown, columns=tuple(args.metrics or METRICS))
     if args.redraw is not None:
-        result_files.redraw(args.redraw, runner.BENCHMARK, as_asked, pictures.draw)
+        result_files.redraw(args.redraw, runner.BENCHMARK, write_report, pictures.draw)
         return 0
     gpu = torch.device(device).type == "cuda"
     if gpu and not torch.cuda.is_available():
@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path(f"bench_{torch.device(device).type}_{time.strftime('%Y%m%d_%H%M%S')}.json")
     check_out(out)
     results = runner.run(settings, out)
-    result_files.report(results, out, as_asked, pictures.draw)
+    result_files.report(results, out, write_report, pictures.draw)
     if results["ended_early"]:
         raise KeyboardInterrupt
     failed = runner.failures(results)

@@ -119,7 +119,7 @@ def add_command(commands: Any, name: str, run: Callable, text: str, examples: st
     return command
 
 
-def refuse_given(args: argparse.Namespace, names: Iterable[str], expected: str) -> None:
+def refuse_options(args: argparse.Namespace, names: Iterable[str], expected: str) -> None:
     """Raises if an option was given that would have no effect. Their defaults are None."""
     for name in names:
         value = getattr(args, name)

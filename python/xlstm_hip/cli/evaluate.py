@@ -12,7 +12,7 @@ from typing import Any
 from ..models.evaluation import distinct, log_probabilities
 from ..models.hub import checkpoint_folder
 from ..models.tokenizer import load_tokenizer
-from .common import CHECKPOINT, MODEL_OPTIONS, add_command, add_model_options, load, read_text, refuse_given
+from .common import CHECKPOINT, MODEL_OPTIONS, add_command, add_model_options, load, read_text, refuse_options
 
 EXAMPLES = """examples:
   xlstm-hip eval --model models/demo book.txt          # avg_logprob, perplexity, distinct-2, distinct-3
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.model is None:
-        refuse_given(args, MODEL_OPTIONS, "--model with it")
+        refuse_options(args, MODEL_OPTIONS, "--model with it")
     texts = [read_text("texts", file) for file in args.texts or [None]]
     if args.lines:
         texts = [line for text in texts for line in text.splitlines()]

@@ -20,7 +20,16 @@ from ..models.sampling import Sampling
 from ..models.text import Text, TextWriter, token_logprobs
 from ..models.tokenizer import Tokenizer, load_tokenizer
 from ..models.xlstm_large import xLSTMLarge
-from .common import CHECKPOINT, WrongArguments, add_command, add_model_options, at_least, load, read_text, refuse_given
+from .common import (
+    CHECKPOINT,
+    WrongArguments,
+    add_command,
+    add_model_options,
+    at_least,
+    load,
+    read_text,
+    refuse_options,
+)
 from .prompt_files import run_prompts
 from .writing import (
     add_sampling_options,
@@ -91,7 +100,7 @@ def add(commands: Any) -> None:
 def check_options(args: argparse.Namespace) -> None:
     """Raises for options that would have no effect together."""
     if args.prompts is None:
-        refuse_given(args, ("batch", "output", "resume", "template"), "--prompts with it")
+        refuse_options(args, ("batch", "output", "resume", "template"), "--prompts with it")
         if args.logprobs is not None and not args.json:
             raise WrongArguments(f"--logprobs: expected --json or --prompts with it, got {args.logprobs}")
         if args.json and args.echo:

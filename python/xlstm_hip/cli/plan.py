@@ -22,7 +22,7 @@ from .._core.plan_text import (
     mla_gpu,
     plan_lines,
 )
-from .common import add_command, at_least, refuse_given
+from .common import add_command, at_least, refuse_options
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OPS = ("mlstm", "attention", "mla")
@@ -103,11 +103,11 @@ def run(args: argparse.Namespace) -> int:
     on_cpu = args.device == "cpu"
     if not on_cpu and args.device.lower() not in named:
         raise ValueError(f"--device: expected one of cpu, {', '.join(devices)}, got {args.device!r}")
-    refuse_given(args, GPU_OPTIONS if on_cpu else CPU_OPTIONS, f"none on a {'CPU' if on_cpu else 'GPU'}")
+    refuse_options(args, GPU_OPTIONS if on_cpu else CPU_OPTIONS, f"none on a {'CPU' if on_cpu else 'GPU'}")
     defaults = DEFAULTS[args.op]
-    refuse_given(args, [name for name in OF_SOME_OPS if name not in defaults], f"none with --op {args.op}")
+    refuse_options(args, [name for name in OF_SOME_OPS if name not in defaults], f"none with --op {args.op}")
     if args.op != "mlstm":
-        refuse_given(args, OF_THE_MLSTM, f"none with --op {args.op}")
+        refuse_options(args, OF_THE_MLSTM, f"none with --op {args.op}")
     sizes = {
         name: default if getattr(args, name) is None else getattr(args, name) for name, default in defaults.items()
     }
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _mlstm(built: Any, args: argparse.Namespace, sizes: dict[str, Any], gpu: Gpu | None) -> Plan:
     if gpu is None:
-        refuse_given(args, ("dqk", "dhv"), "none on a CPU")
+        refuse_options(args, ("dqk", "dhv"), "none on a CPU")
         threads = args.threads or torch.get_num_threads()
         return built.plan_mlstm_cpu(
             args.batch, args.heads, args.length, args.chunk_size or 64, threads, sizes["segments"]
@@ -152,7 +152,7 @@ def _attention(built: Any, args: argparse.Namespace, sizes: dict[str, Any], gpu:
         ELEMENT_BYTES[args.dtype or "bfloat16"], sizes.get("block_size", 0), sizes["splits"],
     )  # fmt: skip
     if gpu is None:
-        refuse_given(args, ("dqk", "dhv"), "none on a CPU")
+        refuse_options(args, ("dqk", "dhv"), "none on a CPU")
         threads = args.threads or torch.get_num_threads()
         forward = attention_cpu(built, call, threads)
         backward_call = call._replace(block_size=0)  # --block-size applies to the forward pass only

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._core.atomic_files import append_whole
+from .._core.atomic_files import append_atomically
 from .._core.progress import Progress
 from ..models.hub import checkpoint_folder
 from ..models.language_model import State
@@ -80,7 +80,7 @@ def run_prompts(args: argparse.Namespace, sampling: Sampling) -> int:
                 if args.output is None:
                     print("".join(lines), end="", flush=True)
                 else:
-                    append_whole(args.output, "".join(lines))
+                    append_atomically(args.output, "".join(lines))
                 bar.advance(len(part))
     except KeyboardInterrupt:
         if args.output is not None:

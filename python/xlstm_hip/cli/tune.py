@@ -13,7 +13,7 @@ import torch
 
 from .._core.plans import ENVIRONMENT, Plan
 from ..models.hub import checkpoint_folder
-from .common import CHECKPOINT, DTYPES, add_command, add_revision, at_least, default_device_name, refuse_given
+from .common import CHECKPOINT, DTYPES, add_command, add_revision, at_least, default_device_name, refuse_options
 
 EXAMPLES = f"""examples:
   xlstm-hip tune --op mlstm_chunkwise --length 4096 --budget 64 --table plans.json
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     from ..tune.tuner import Tuner
 
     if args.model is None:
-        refuse_given(args, ("revision",), "--model with it")
+        refuse_options(args, ("revision",), "--model with it")
     if not args.trial_seconds > 0:
         raise ValueError(f"--trial-seconds: expected above 0, got {args.trial_seconds}")
     old, settings = _settings(args)

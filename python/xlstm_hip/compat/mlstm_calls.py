@@ -457,8 +457,8 @@ SHAPES: dict[str, tuple[Callable[[Kernel], Kernel], Kernel]] = {
 }
 KERNELS = {name: _call(name, shaped, kernel) for name, (shaped, kernel) in SHAPES.items()}
 _CALL_OF = {kernel: KERNELS[name] for name, (_, kernel) in SHAPES.items()}
-for _kernel, _own_call in _CALL_OF.items():
-    _own_call.stands_for = _kernel  # type: ignore[attr-defined]
+for _kernel, _compat_call in _CALL_OF.items():
+    _compat_call.stands_for = _kernel  # type: ignore[attr-defined]
 
 # The same kernels by names that no registry has.
 OTHER_CALLS = {

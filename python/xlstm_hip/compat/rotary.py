@@ -189,10 +189,10 @@ def _qkv_turns(
         q, k = (every, every, slice(num_heads_q)), (every, every, slice(num_heads_q, num_heads_q + keys))
     else:
         raise ValueError(f"qkv: expected (B, S, 3, H, D), or (B, S, H_q + 2 H_k, D), got {shape_text(qkv)}")
-    own_k = (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)
+    tables_k = (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)
     return [
         (q, *_angles(qkv[q], cos, sin, seqlen_offsets, name="qkv")),
-        (k, *_angles(qkv[k], *own_k, seqlen_offsets, name="qkv", suffix="_k")),
+        (k, *_angles(qkv[k], *tables_k, seqlen_offsets, name="qkv", suffix="_k")),
     ]
 
 

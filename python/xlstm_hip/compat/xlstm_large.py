@@ -51,7 +51,7 @@ def _our_config(config: Any) -> xLSTMLargeConfig:
     return xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS if hasattr(config, name)})
 
 
-def _own_copy(state: LayerState | None) -> LayerState | None:
+def _copy_of_state(state: LayerState | None) -> LayerState | None:
     """The official blocks leave a given state as it is; ours write the next one over it."""
     return None if state is None else (state[0].clone(), state[1].clone(), state[2].clone())
 
@@ -103,7 +103,7 @@ class mLSTMLayer(blocks.mLSTMLayer):
 
     def forward(self, x: Tensor, state: LayerState | None = None, *inner: Any) -> Any:
         """(B, S, D), and (c, n, m) or None. Within a block it is called with a mask and a call, too."""
-        return super().forward(x, state if inner else _own_copy(state), *inner)
+        return super().forward(x, state if inner else _copy_of_state(state), *inner)
 
 
 class FeedForward(blocks.FeedForward):
@@ -118,7 +118,7 @@ class mLSTMBlock(blocks.mLSTMBlock):
         super().__init__(_our_config(config))
 
     def forward(self, x: Tensor, state: LayerState | None = None) -> Any:  # type: ignore[override]
-        return super().forward(x, _own_copy(state))
+        return super().forward(x, _copy_of_state(state))
 
 
 def soft_cap(values: Tensor, cap_value: float | None) -> Tensor:

@@ -41,8 +41,8 @@ from ..models.decode_engine import (
     Numbers,
     drop_engine,
     engine_of,
+    engine_runs_kernels,
     may_step,
-    own_step_kernels,
     usable_engine,
 )
 from ..models.hooks import known
@@ -226,7 +226,7 @@ def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, ca
     if not may_step(input_ids, states):
         return None
     kernels = _kernels(backbone, input_ids)
-    if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], "float32"):
+    if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], "float32"):
         return None
     engine = usable_engine(backbone, functools.partial(_new_engine, backbone))
     if engine is None:

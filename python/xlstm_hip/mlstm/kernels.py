@@ -41,7 +41,7 @@ def _plan(op: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, user_plan: A
     if cu_seqlens is not None:
         return plans.AS_PLANNED
     batch, heads, length, dqk = q.shape
-    return plans.own_plan(
+    return plans.fused_plan_for(
         op, q.device, q.dtype, batch=batch, heads=heads, length=length, dqk=dqk, dhv=v.shape[-1]
     )  # fmt: skip
 
@@ -275,7 +275,7 @@ def _step(
         plan = plans.check_fused_plan("plan", "mlstm_step", plan)
     else:
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "dqk": q.shape[2], "dhv": v.shape[2]}
-        plan = plans.own_plan("mlstm_step", q.device, q.dtype, **sizes)
+        plan = plans.fused_plan_for("mlstm_step", q.device, q.dtype, **sizes)
     columns = plan.get("step_columns", 0)
     in_place, dtype_state = kwargs.get("in_place", False), kwargs.get("dtype_state")
     if in_place:

@@ -365,7 +365,7 @@ def _split(
     tokens = (q, k, v, f, i)
     if full_chunks == 0:
         return call.sequence(sequence, None, *tokens)
-    h_whole, states = call.layer(chunkwise, True, *(x[:, :, :full_chunks] for x in tokens))
+    h_chunks, states = call.layer(chunkwise, True, *(x[:, :, :full_chunks] for x in tokens))
     h_tail, states = call.sequence(sequence, states, *(x[:, :, full_chunks:] for x in tokens))
-    with without_autocast(h_whole):  # which knows no float16 on a CPU
-        return torch.cat((h_whole, h_tail), dim=2), states
+    with without_autocast(h_chunks):  # which knows no float16 on a CPU
+        return torch.cat((h_chunks, h_tail), dim=2), states

@@ -24,13 +24,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .._core.checks import IO_DTYPES, by_name, one_of, positive_int
-from .._core.device import device_here
+from .._core.device import available_device
 from .._core.progress import Progress
 from ..mlstm.select import get_optimal_kernel_config
 from .config import AUTO, KERNEL_OPTIONS, WEIGHT_MODES, xLSTMLargeConfig
 from .config_files import FIELDS, other_config, read_config, read_scheme, write_json, write_yaml
 from .hub import as_path, called, checkpoint_folder
-from .mapping import EMBEDDING, CheckpointError, ParameterMapping, Piece, hf_names, map_shapes
+from .mapping import EMBEDDING, CheckpointError, ParameterMapping, RowRange, hf_names, map_shapes
 from .quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
 from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
 from .staging import Staging
@@ -62,7 +62,7 @@ def read_model(
     unknown = sorted(changes.keys() - {*FIELDS, *KERNEL_OPTIONS})
     if unknown:
         raise TypeError(f"load_pretrained: unexpected keyword argument {', '.join(map(repr, unknown))}")
-    device = device_here("device", device)
+    device = available_device("device", device)
     if device.type == "meta":
         raise ValueError("device: expected one that has memory for the weights, got meta")
     folder = checkpoint_folder(
@@ -155,7 +155,7 @@ def _fill(
     bar: Progress,
 ) -> None:
     """Allocates a parameter when the first of its parts is read. Every tensor of the checkpoint is read once."""
-    targets_of: dict[str, list[tuple[str, Piece, int]]] = {name: [] for name in stored}
+    targets_of: dict[str, list[tuple[str, RowRange, int]]] = {name: [] for name in stored}
     for name, slices in mapping.items():
         row = 0
         for part in slices:
@@ -169,10 +169,8 @@ def _fill(
         tensor = stored[source]
         for name, part, _ in targets_of[source]:
             if name not in parameters:
-                wanted_dtype = None if _is_quantised(name) else dtype
-                parameters[name] = torch.empty(
-                    shapes[name], dtype=wanted_dtype or stored[part.name].dtype, device=device
-                )
+                load_dtype = None if _is_quantised(name) else dtype
+                parameters[name] = torch.empty(shapes[name], dtype=load_dtype or stored[part.name].dtype, device=device)
         targets = [(parameters[name][row : row + p.end - p.begin], p) for name, p, row in targets_of[source]]
         only = targets[0][0]
         if len(targets) == 1 and only.device.type == "cpu" and only.dtype == tensor.dtype:
@@ -257,7 +255,7 @@ def write_model(
             write_json(beside, config, model.special_tokens, dtype, scheme_of_weights)
         else:
             write_yaml(beside, config)
-        _take_place(beside, folder, stale_config)
+        _move_into_place(beside, folder, stale_config)
 
 
 def save_tensors(
@@ -273,7 +271,7 @@ def save_tensors(
         raise OSError(f"{final_path}: {error}") from None
 
 
-def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:
+def _move_into_place(beside: Path, folder: Path, stale_config: str | None) -> None:
     """Replaces the old checkpoint by the new one and removes what is left of the old."""
     new = sorted(file.name for file in beside.iterdir())
     for name in new:
@@ -286,7 +284,7 @@ def _take_place(beside: Path, folder: Path, stale_config: str | None) -> None:
         (folder / name).unlink()
 
 
-def _assembled(slices: tuple[Piece, ...], weights: dict[str, Tensor]) -> Tensor:
+def _assembled(slices: tuple[RowRange, ...], weights: dict[str, Tensor]) -> Tensor:
     parts = [weights[part.name][part.begin : part.end].detach().cpu() for part in slices]
     return torch.cat(parts) if len(parts) > 1 else parts[0].clone()  # a slice would be saved with all of its storage
 

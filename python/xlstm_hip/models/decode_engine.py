@@ -375,7 +375,7 @@ def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
     )
 
 
-def own_step_kernels(chunkwise_kernel: str, step_kernel: str, state_dtype: str) -> bool:
+def engine_runs_kernels(chunkwise_kernel: str, step_kernel: str, state_dtype: str) -> bool:
     """Whether a model's configuration asks for the kernels that the engine contains."""
     if state_dtype != "float32" or step_kernel != "fused":
         return False

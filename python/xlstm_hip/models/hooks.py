@@ -31,10 +31,15 @@ def all_watched() -> bool:
 
 # Files whose modules have a forward that this package's functions can replace.
 _MODELS = ("models.blocks", "models.norms", "models.xlstm_large", "models.quantize")
-_OURS = (*_MODELS, "compat.xlstm_large", "integrations.hf")
-_THEIRS = ("transformers.models.xlstm.modeling_xlstm", "xlstm.xlstm_large.components", "xlstm.xlstm_large.model")
+_PACKAGE_FILES = (*_MODELS, "compat.xlstm_large", "integrations.hf")
+_PEER_FILES = ("transformers.models.xlstm.modeling_xlstm", "xlstm.xlstm_large.components", "xlstm.xlstm_large.model")
 _ROOT = __name__.rsplit(".", 2)[0]
-_KNOWN = {*(f"{_ROOT}.{file}" for file in _OURS), *_THEIRS, "torch.nn.modules.linear", "torch.nn.modules.sparse"}
+_KNOWN = {
+    *(f"{_ROOT}.{file}" for file in _PACKAGE_FILES),
+    *_PEER_FILES,
+    "torch.nn.modules.linear",
+    "torch.nn.modules.sparse",
+}
 _NOT_IN_A_BLOCK = ("LayerNorm.forward", "MultiHeadRMSNorm.forward")  # norms of the same files
 
 

@@ -23,7 +23,7 @@ _BLOCK_TENSOR = re.compile(r"(backbone\.blocks\.\d+\.)(.+)\.(weight|bias|qweight
 MOST_NAMES = 8  # in one message
 
 
-class Piece(NamedTuple):
+class RowRange(NamedTuple):
     """Rows begin to end of a checkpoint tensor."""
 
     name: str
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     end: int
 
 
-ParameterMapping = dict[str, tuple[Piece, ...]]
+ParameterMapping = dict[str, tuple[RowRange, ...]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -74,13 +74,13 @@ def _rows(name: str, shapes: Shapes) -> list[tuple[str, int]]:
 
 def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
     """create_piece_mapping, on shapes only."""
-    slices: dict[str, Piece] = {}
+    slices: dict[str, RowRange] = {}
     for name in checkpoint:
         begin = 0
         for single, size in _rows(name, checkpoint):
             if single in slices:
                 raise CheckpointError(f"{single}: stored twice, as {slices[single].name} and as {name}")
-            slices[single] = Piece(name, begin, begin + size)
+            slices[single] = RowRange(name, begin, begin + size)
             begin += size
     singles_of = {name: [single for single, _ in _rows(name, model)] for name in model}
     missing = {name for name, singles in singles_of.items() if any(single not in slices for single in singles)}
@@ -96,7 +96,7 @@ def map_shapes(checkpoint: Shapes, model: Shapes) -> ParameterMapping:
     return mapping
 
 
-def _check_shape(name: str, sources: tuple[Piece, ...], checkpoint: Shapes, model: Shapes) -> None:
+def _check_shape(name: str, sources: tuple[RowRange, ...], checkpoint: Shapes, model: Shapes) -> None:
     sizes = [size for _, size in _rows(name, model)]
     for part, size in zip(sources, sizes, strict=True):
         actual = (part.end - part.begin, *checkpoint[part.name][1:])

@@ -122,14 +122,14 @@ class Drawing:
         logits, seen, penalty, applied = logits.float().contiguous(), self.seen, options.repetition_penalty, options
         if options.min_p:
             self._mark_seen()
-            logits = self._kept_by_min_p(plain.penalised(logits, seen, penalty))
+            logits = self._above_min_p(plain.penalised(logits, seen, penalty))
             seen, penalty, applied = None, 1.0, Sampling(options.temperature)
         OPS.draw_tokens_(
             self.tokens, logits, self._seeds, self._numbers, seen, self.going, self._ends,
             None, self.pad, applied.temperature, applied.top_k, applied.top_p, penalty,
         )  # fmt: skip
 
-    def _kept_by_min_p(self, scores: Tensor) -> Tensor:
+    def _above_min_p(self, scores: Tensor) -> Tensor:
         """The scores of the tokens that top_k, top_p and min_p keep, -inf for all others: the op has no min_p. The op
         first decides, by its integer weights, which tokens top_k and top_p keep, so that a token is the same on every
         device.

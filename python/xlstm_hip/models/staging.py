@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from .mapping import Piece
+from .mapping import RowRange
 from .shards import Stored
 
 BUFFER_BYTES = 16 << 20  # caches still hold what was read when it is copied on
@@ -33,7 +33,7 @@ class Staging:
         self._copied: list[torch.cuda.Event] = []
         self._turn = 0
 
-    def bring(self, tensor: Stored, targets: list[tuple[Tensor, Piece]], advance: Callable[[int], None]) -> None:
+    def bring(self, tensor: Stored, targets: list[tuple[Tensor, RowRange]], advance: Callable[[int], None]) -> None:
         """Fills each target with its rows of the tensor. advance: called with the number of bytes read."""
         rows, row_bytes = tensor.shape[0], _row_bytes(tensor)
         each = _rows_at_once(tensor)

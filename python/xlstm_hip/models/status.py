@@ -14,7 +14,7 @@ from .._core import ops
 from .._core.environment import plain_torch_forced
 from ..mlstm.select import KernelNames
 from .blocks import to_be_called
-from .decode_engine import DecodeEngine, own_step_kernels
+from .decode_engine import DecodeEngine, engine_runs_kernels
 from .hooks import known, watched, watches_gradients
 
 
@@ -100,6 +100,6 @@ def _why_unfused(named_blocks: Iterable[tuple[str, Any]]) -> dict[str, str]:
 def _why_no_engine(model: nn.Module, engine: DecodeEngine, kernels: KernelNames, state_dtype: str) -> str | None:
     if plain_torch_forced():
         return "XLSTM_HIP_BACKEND=reference"
-    if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], state_dtype):
+    if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], state_dtype):
         return f"kernels {kernels['chunkwise_kernel']} and {kernels['step_kernel']}, states of {state_dtype}"
     return engine.obstacle(model)

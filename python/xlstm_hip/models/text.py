@@ -118,8 +118,8 @@ def generate_text(
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     if isinstance(eos, Tensor):
         eos = eos.tolist()
-    own_ends = isinstance(eos, Iterable) and not isinstance(eos, str)  # generate refuses what is neither
-    ends = set(eos if own_ends else model.special_tokens.eos)
+    ends_are_passed = isinstance(eos, Iterable) and not isinstance(eos, str)  # generate refuses what is neither
+    ends = set(eos if ends_are_passed else model.special_tokens.eos)
     writers = [TextWriter(tokenizer, stop, before) for before in ids]
     parts: list[list[str]] = [[] for _ in prompts]
     over: set[int] = set()

@@ -20,7 +20,7 @@ from .blocks import mLSTMBlock, norm_options
 from .checkpoint import read_model, write_model
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
-from .decode_engine import DecodeEngine, Numbers, Then, engine_of, may_step, own_step_kernels, usable_engine
+from .decode_engine import DecodeEngine, Numbers, Then, engine_of, engine_runs_kernels, may_step, usable_engine
 from .generation import generate
 from .initial_weights import fill_initial_weights
 from .language_model import State
@@ -30,7 +30,7 @@ from .quantize import Scheme, count_weights
 from .status import Status, status_of
 
 logger = logging.getLogger("xlstm_hip")
-Own = TypeVar("Own", bound="xLSTMLarge")
+ModelClass = TypeVar("ModelClass", bound="xLSTMLarge")
 
 
 class xLSTMLargeBlockStack(nn.Module):
@@ -90,13 +90,13 @@ class xLSTMLarge(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls: type[Own],
+        cls: type[ModelClass],
         path: str | os.PathLike[str],
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         weight_mode: str = "single",
         **options: Any,
-    ) -> Own:
+    ) -> ModelClass:
         """The model of a checkpoint: a folder, or a name on the Hugging Face hub. The arguments are those of
         load_pretrained.
         """
@@ -198,7 +198,7 @@ class xLSTMLarge(nn.Module):
         if not may_step(tokens, states):
             return None
         kernels = config.kernels(tokens.shape[0], 1, tokens.device)
-        if not own_step_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], config.inference_state_dtype):
+        if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], config.inference_state_dtype):
             return None
         engine = usable_engine(self, self._new_engine)
         if engine is None:

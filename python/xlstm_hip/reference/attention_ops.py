@@ -89,20 +89,20 @@ def _attend(
     shape = (_batch(q, bounds), heads, max_seqlen_q, k.shape[1] if bounds.cu_seqlens_k is None else max_seqlen_k)
     weights = q.new_zeros(shape if probs else (0,))
     for b, one in enumerate(_sequences(q, k, v, bounds, pages)):
-        own_q, own_k, own_v = (x.to(wide).unsqueeze(0) for x in (q[one.queries], one.k, one.v))
+        seq_q, seq_k, seq_v = (x.to(wide).unsqueeze(0) for x in (q[one.queries], one.k, one.v))
         slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b]
         rules: dict[str, Any] = {
             "softmax_scale": softmax_scale, "window_size": window, "softcap": softcap, "alibi_slopes": slopes,
         }  # fmt: skip
         drawn: dict[str, Any] = {"dropout_p": dropout_p, "rng_state": rng_state, "first_sequence": b}
-        own_out, own_lse, own_weights = attention(own_q, own_k, own_v, sink=sink, **rules, **drawn)
+        seq_out, seq_lse, seq_weights = attention(seq_q, seq_k, seq_v, sink=sink, **rules, **drawn)
         if sink is not None and not lse_with_sink:
-            own_lse = attention(own_q, own_k, own_v, **rules)[1]
-        out[one.queries] = own_out[0].to(q.dtype)
-        lse[(slice(None), one.queries) if packed else one.queries] = own_lse[0]
+            seq_lse = attention(seq_q, seq_k, seq_v, **rules)[1]
+        out[one.queries] = seq_out[0].to(q.dtype)
+        lse[(slice(None), one.queries) if packed else one.queries] = seq_lse[0]
         if probs:
-            queries, keys = own_weights.shape[2:]
-            weights[b, :, :queries, one.begin : one.begin + keys] = own_weights[0].detach().to(q.dtype)
+            queries, keys = seq_weights.shape[2:]
+            weights[b, :, :queries, one.begin : one.begin + keys] = seq_weights[0].detach().to(q.dtype)
     return out, lse, weights
 
 

@@ -144,16 +144,16 @@ def backward(
     # the states, back in time: the outputs of each chunk add what they ask of the state that entered it
     inter = (scale * gates.inter).unsqueeze(-1)
     weighted_q = inter * q.to(wide)
-    asked_c = (weighted_q.to(io).mT @ dnum.to(io)).to(wide)
-    asked_n = (weighted_q * dl).sum(-2)
+    query_dc = (weighted_q.to(io).mT @ dnum.to(io)).to(wide)
+    query_dn = (weighted_q * dl).sum(-2)
     dc, dn = dc_last, dn_last
     leaving_c, leaving_n = [], []
     for x in reversed(range(q.shape[2])):
         leaving_c.append(dc)
         leaving_n.append(dn)
         carry = gates.carry[:, :, x, None]
-        dc = carry.unsqueeze(-1) * dc + asked_c[:, :, x]
-        dn = carry * dn + asked_n[:, :, x]
+        dc = carry.unsqueeze(-1) * dc + query_dc[:, :, x]
+        dn = carry * dn + query_dn[:, :, x]
     dc_next, dn_next = torch.stack(leaving_c[::-1], dim=2), torch.stack(leaving_n[::-1], dim=2)
     dc_next_io, c_io = dc_next.to(io), done.c_entering.to(io)
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .._core import plans
-from .._core.atomic_files import write_whole
+from .._core.atomic_files import write_atomically
 from .._core.device import device_facts
 from .._core.native import native
 from .._core.plans import Plan
@@ -34,7 +34,7 @@ NEW = {"entries": [], "format": plans.FORMAT}
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, json.dumps(value, indent=2) + "\n")
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
 def backend_name(device: torch.device) -> str:
@@ -88,7 +88,7 @@ class Run:
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path}: line {n + 1}: expected a trial: {error!r}") from error
         if len(complete) < len(lines):
-            write_whole(path, b"".join(complete).decode())
+            write_atomically(path, b"".join(complete).decode())
         return run
 
     def add(self, number: int, plan: Plan, result: Result) -> None:
@@ -111,7 +111,7 @@ class Run:
                 (number, result.status, result.speedup or "", ms, shipped, result.share_of_tolerance,
                  plan_text(plan), result.error)
             )  # fmt: skip
-        write_whole(self.folder / SUMMARY, out.getvalue())
+        write_atomically(self.folder / SUMMARY, out.getvalue())
 
 
 def _new_folder(parent: Path, name: str) -> Path:

@@ -69,11 +69,11 @@ class Tuner:
                     f"and settings give {plan_text(numbered[number])}: the run is of another version, or was changed"
                 )
         missing = {number: plan for number, plan in numbered.items() if number not in self.run.trials}
-        for number, result in self._own_arch(missing, SEARCH_PACE):
+        for number, result in self._trials_of_arch(missing, SEARCH_PACE):
             self.run.add(number, missing[number], result)
             self._report(number, missing[number], result)
 
-    def _own_arch(self, plans: dict[int, Plan], pace: Pace) -> Any:
+    def _trials_of_arch(self, plans: dict[int, Plan], pace: Pace) -> Any:
         """Trials; one that another kind of machine did says nothing of this."""
         for number, result in self.engine.run(self.problem, plans, pace):
             if result.status == OK and result.arch != self.run.meta["settings"]["arch"]:
@@ -92,7 +92,7 @@ class Tuner:
         old = entered(table, call)
         if old is not None and old not in plans.values():
             plans[OLD] = old
-        again = dict(self._own_arch(plans, FINAL_PACE))
+        again = dict(self._trials_of_arch(plans, FINAL_PACE))
         winners = sorted((n for n in plans if again[n].wins), key=lambda n: -again[n].speedup_or_zero)
         judged: dict[int, dict[str, Any]] = {}
         if winners and self._judge is not None:

@@ -12,7 +12,7 @@ from expected import Lane, Mode, Near, Op, element, typed, width
 from instruction_forms import Form, Operand, constant_bits
 from instruction_runs import LANES, Left, Wave
 
-WHOLE = (1 << 64) - 1
+ALL_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Register:
     """What a register must hold: the bits of `care`, or an approximation."""
 
     value: int
-    care: int = WHOLE
+    care: int = ALL_BITS
     near: Near | None = None
     fmt: Format | None = None
 
@@ -241,7 +241,7 @@ def _pair_move(form: Form, wave: Wave, lane: int) -> tuple[int, int]:
             if o.kind == "constant"
             else source >> (32 if form.op_sel >> j & 1 else 0) & 0xFFFFFFFF
         )
-    return words[0] | words[1] << 32, WHOLE
+    return words[0] | words[1] << 32, ALL_BITS
 
 
 @dataclass
@@ -267,13 +267,15 @@ def _origin(form: Form, wave: Wave, lane: int) -> tuple[bool, int | None]:
 def _register(form: Form, op: Op, wave: Wave, lane: int, r: Any) -> Register:
     """The destination with the result of its lane."""
     kind, mode, old = op.results[0], Mode(wave.mode), wave.old[lane]
-    above = WHOLE ^ 0xFFFFFFFF if width(kind) <= 32 else 0  # of what the kernels store; not the instruction's
+    above = ALL_BITS ^ 0xFFFFFFFF if width(kind) <= 32 else 0  # of what the kernels store; not the instruction's
     fmt = FORMATS.get(kind)
     if fmt:
         r = _finished(form, op, mode, fmt, r)
         if isinstance(r, Near):  # of a part of it nothing is known
             return (
-                Register(old & above, WHOLE, r, fmt) if form.select in ("", "DWORD") else Register(old & above, above)
+                Register(old & above, ALL_BITS, r, fmt)
+                if form.select in ("", "DWORD")
+                else Register(old & above, above)
             )
     elif form.clamp and op.saturates:
         low, high = typed(1 << width(kind) - 1, kind), typed((1 << width(kind) - (kind[0] == "i")) - 1, kind)
@@ -298,7 +300,7 @@ def expectation(form: Form, op: Op, wave: Wave) -> Expectation:
         if op.sources[0].endswith("x2"):
             move = form.mnemonic == "v_pk_mov_b32"
             bits, care = _pair_move(form, wave, lane) if move else _packed(form, op, wave, lane)
-            above = WHOLE ^ 0xFFFFFFFF if width(op.results[0]) <= 32 else 0
+            above = ALL_BITS ^ 0xFFFFFFFF if width(op.results[0]) <= 32 else 0
             registers.append(Register(bits | wave.old[lane] & above, care | above))
             continue
         values = _values(form, op, wave, lane, at)

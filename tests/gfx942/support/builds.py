@@ -88,7 +88,7 @@ def package() -> Path:
     return folder.parent
 
 
-def _made_once(text: str, suffix: str, *commands: Sequence[str | Path]) -> bytes:
+def _build_once(text: str, suffix: str, *commands: Sequence[str | Path]) -> bytes:
     """The code object that the commands make of the text, one after the other, kept for the next session."""
     words = [str(word) for command in commands for word in command]
     key = hashlib.sha256("\0".join([compiler().version, *words, text]).encode()).hexdigest()[:24]
@@ -112,16 +112,16 @@ def assemble(text: str) -> bytes:
     c = compiler()
     target = ("--target=amdgcn-amd-amdhsa", "-mcpu=gfx942")
     # By itself: the compiler's driver takes two processes more for the same.
-    return _made_once(text, ".s", (c.path, *target, "-x", "assembler", "-c"), (c.tool("ld.lld"), "-shared"))
+    return _build_once(text, ".s", (c.path, *target, "-x", "assembler", "-c"), (c.tool("ld.lld"), "-shared"))
 
 
 def compile_hip(source: str, *flags: str) -> bytes:
     """The code object of HIP source, which includes nothing but the compiler's and HIP's own headers."""
     device_only = ("--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output")
     c = compiler()
-    return _made_once(source, ".hip", (c.path, "-x", "hip", *device_only, *c.flags, "-O3", *flags))
+    return _build_once(source, ".hip", (c.path, "-x", "hip", *device_only, *c.flags, "-O3", *flags))
 
 
 def compile_host(source: str, *flags: str) -> bytes:
     """The library of C++ source for this machine, by the same compiler."""
-    return _made_once(source, ".cpp", (compiler().path, "-shared", "-fPIC", "-O2", "-march=native", *flags))
+    return _build_once(source, ".cpp", (compiler().path, "-shared", "-fPIC", "-O2", "-march=native", *flags))

@@ -46,7 +46,7 @@ def function_of(mangled: str) -> str:
     return name
 
 
-def held_kernels(device: ModuleType) -> dict[str, str]:
+def library_kernels(device: ModuleType) -> dict[str, str]:
     """The library's instantiations, as mangled, and the kernel that each is of. Those with no code for gfx942 are an
     instruction long; the one that is only asked for is no kernel of a call."""
     found = {k.name: function_of(k.name) for k in device.kernels() if k.instructions_in_code > 1}
@@ -55,7 +55,7 @@ def held_kernels(device: ModuleType) -> dict[str, str]:
 
 def check_every_kernel_ran(device: ModuleType, test_file: str) -> None:
     kernels = kernels_of(test_file)
-    in_library = {name for name, kernel in held_kernels(device).items() if kernel in kernels}
+    in_library = {name for name, kernel in library_kernels(device).items() if kernel in kernels}
     ran = {counted.kernel.name for counted in device.counters()}
     assert in_library, f"the library holds no kernel of {test_file}"
     assert in_library <= ran, "never ran: " + ", ".join(sorted(in_library - ran))

@@ -18,7 +18,7 @@ from xlstm_hip.reference import attention as plain
 
 POISON = float("nan")
 BEFORE = (70, 3, 129)  # keys in the cache of each of three sequences
-ROOM = 160
+CAPACITY = 160
 
 VALUES: dict[str, list[Any]] = {
     "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
@@ -59,7 +59,7 @@ class Problem:
         self.sink = draw(hq) if row["sink"] else None
         self.slopes = torch.rand(hq, generator=g) / 4 if row["alibi"] else None
         self.pads = [b * (b < n) for b, n in enumerate(BEFORE)] if row["leftpad"] else [0] * batch
-        angles = torch.rand(ROOM, row["rotary_dim"] // 2, generator=g, dtype=torch.float64) * 6
+        angles = torch.rand(CAPACITY, row["rotary_dim"] // 2, generator=g, dtype=torch.float64) * 6
         self.cos, self.sin = (x.to(row["dtype"]).double() for x in (angles.cos(), angles.sin()))
 
     def rotated(self, x: Tensor, start: int, same: bool) -> Tensor:
@@ -86,7 +86,7 @@ class Problem:
         batch, shapes = len(BEFORE), [(x.shape[-2], x.shape[-1]) for x in self.old[0]]
         if kind.startswith("page"):
             size = int(kind.split()[1])
-            per = -(-ROOM // size)
+            per = -(-CAPACITY // size)
             caches = [torch.full((batch * per + 3, size, *s), POISON, dtype=dtype) for s in shapes]
             table = (torch.randperm(batch * per, generator=generator(2)) + 2).reshape(batch, per)
             for b in range(batch):
@@ -97,7 +97,7 @@ class Problem:
                 table[b, used:] = 10**6 * (-1) ** b  # never read
             return caches, {"block_table": table.int()}, [table]
         rows = torch.tensor([4, 0, 2]) if kind == "batch_idx" else torch.arange(batch)
-        caches = [torch.full((5 if kind == "batch_idx" else batch, ROOM, *s), POISON, dtype=dtype) for s in shapes]
+        caches = [torch.full((5 if kind == "batch_idx" else batch, CAPACITY, *s), POISON, dtype=dtype) for s in shapes]
         for b in range(batch):
             for cache, x in zip(caches, self.old[b], strict=True):
                 cache[rows[b], : BEFORE[b]] = x.to(dtype)

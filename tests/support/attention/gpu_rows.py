@@ -22,7 +22,7 @@ CLASSES = ((64, 64), (128, 128), (192, 128), (256, 256))
 LENGTHS = (((150, 300),), ((70, 64), (3, 200)))
 
 
-def own_tile(device: str, case: Case) -> int:
+def key_tile(device: str, case: Case) -> int:
     """The one size of a key tile that the case's kernel has."""
     (hq, hk), (d, dv) = case.heads, case.dims
     bytes_ = torch.finfo(case.dtype).bits // 8
@@ -70,7 +70,7 @@ def rows(device: str) -> Iterator[Case]:
         yield from filling_rows()
     for row in pairwise(VALUES, lambda row: True):
         case = Case(**row)
-        yield variant(case, block_size=own_tile(device, case)) if case.block_size else case
+        yield variant(case, block_size=key_tile(device, case)) if case.block_size else case
     for dtype in DTYPES:
         for causal in (False, True):
             yield Case(dtype, (3, 3), (40, 40), RAGGED, "packed", causal=causal)
