@@ -67,7 +67,7 @@ def test_offsets_that_wrap_are_seen(monkeypatch: pytest.MonkeyPatch, way: str, w
 
 
 def test_too_little_memory_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far_tokens, "room", lambda device: SMALL.bytes - 1)
+    monkeypatch.setattr(far_tokens, "free_bytes", lambda device: SMALL.bytes - 1)
     with pytest.raises(SkipTest, match="needs 0 GB free"):
         tokens_beyond_32_bits(SMALL, "cpu")
 
