@@ -74,10 +74,10 @@ void test_panels() {
   CHECK(!takes([](auto& x, auto&) { x.data = memory + 1; }), "an unaligned address");
   CHECK(!takes([](auto&, auto& call) { call.length_k = 0; }), "no tokens");
   CHECK(takes([](auto& x, auto& call) { call.batch = 1, x.stride[0] = 0; }), "an axis of one");
-  static const int32_t places[] = {0, 1};
-  CHECK(!takes([](auto&, auto& call) { call.block_table = places; }), "pages");
-  CHECK(!takes([](auto&, auto& call) { call.cache_batch_idx = places; }), "rows picked out of a cache");
-  CHECK(!takes([](auto&, auto& call) { call.cu_seqlens_k = places; }), "packed, of no tokens in all");
+  static const int32_t indices[] = {0, 1};
+  CHECK(!takes([](auto&, auto& call) { call.block_table = indices; }), "pages");
+  CHECK(!takes([](auto&, auto& call) { call.cache_batch_idx = indices; }), "rows picked out of a cache");
+  CHECK(!takes([](auto&, auto& call) { call.cu_seqlens_k = indices; }), "packed, of no tokens in all");
 }
 
 }  // namespace

@@ -150,9 +150,9 @@ class Model {
     const Numbers i = times(block.i, y), f = times(block.f, y);
     Numbers h;
     for (int64_t head = 0; head < s.heads; ++head) {
-      const bool kept = keep[size_t(b)];
-      const double input = kept ? 15 * std::tanh(i[size_t(head)] / 15) : -1e4;
-      const double forget = kept ? 15 * std::tanh(f[size_t(head)] / 15) : 1e4;
+      const bool keeps_row = keep[size_t(b)];
+      const double input = keeps_row ? 15 * std::tanh(i[size_t(head)] / 15) : -1e4;
+      const double forget = keeps_row ? 15 * std::tanh(f[size_t(head)] / 15) : 1e4;
       const int64_t at_head = b * s.heads + head;
       const double before = block.m[at_head],
                    lf = forget > 0 ? -std::log1p(std::exp(-forget)) : forget - std::log1p(std::exp(forget));
@@ -183,8 +183,8 @@ class Model {
 
   template <class T>
   T* memory(int64_t n) {
-    held_.push_back(std::make_unique<Buffer>(size_t(n) * sizeof(T)));
-    return static_cast<T*>(held_.back()->data());
+    buffers_.push_back(std::make_unique<Buffer>(size_t(n) * sizeof(T)));
+    return static_cast<T*>(buffers_.back()->data());
   }
   float* floats(int64_t n) {
     float* x = memory<float>(n);
@@ -222,7 +222,7 @@ class Model {
     return w;
   }
 
-  std::vector<std::unique_ptr<Buffer>> held_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 
 void test_step() {

@@ -177,13 +177,13 @@ void test_messages_are_per_thread(const xlstm_mlstm_forward& valid) {
   xlstm_mlstm_forward p = valid;
   p.in.eps = -1;
   CHECK(xlstm_mlstm_chunkwise_workspace(&p, 1) == 0);
-  const std::string mine = xlstm_last_error();
+  const std::string message = xlstm_last_error();
   std::thread([p]() mutable {
     CHECK(std::string(xlstm_last_error()).empty(), "%s", xlstm_last_error());
     p.in.eps = 0, p.in.heads = 0;
     CHECK(xlstm_mlstm_chunkwise_workspace(&p, 1) == 0 && message_begins("heads"), "%s", xlstm_last_error());
   }).join();
-  CHECK(mine == xlstm_last_error(), "%s", xlstm_last_error());
+  CHECK(message == xlstm_last_error(), "%s", xlstm_last_error());
 }
 
 // With an unknown instruction set no call works, and each names the reason. The test runs in a new process, which has

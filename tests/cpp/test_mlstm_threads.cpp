@@ -44,9 +44,9 @@ bool same(const Gradients& a, const Gradients& b) {
 }
 
 void test_executors(const Problem& p, int32_t threads) {
-  const Runner own{threads};
-  const Solution expected = chunkwise(p, own), expected_recurrent = recurrent(p, own);
-  const Gradients expected_gradients = backward(p, expected, own);
+  const Runner runner{threads};
+  const Solution expected = chunkwise(p, runner), expected_recurrent = recurrent(p, runner);
+  const Gradients expected_gradients = backward(p, expected, runner);
   for (auto parallel : {last_worker_first, with_threads}) {
     Seen seen;
     const Runner callers{threads, Layout::bhsd, parallel, &seen};
@@ -59,8 +59,8 @@ void test_executors(const Problem& p, int32_t threads) {
       CHECK(seen.most == threads, "%d workers; %s", int(seen.most), described(p, callers).c_str());
   }
   for (int again = 0; again < 3; ++again) {
-    CHECK(same(chunkwise(p, own), expected), "chunkwise again, %s", described(p, own).c_str());
-    CHECK(same(backward(p, expected, own), expected_gradients), "backward again, %s", described(p, own).c_str());
+    CHECK(same(chunkwise(p, runner), expected), "chunkwise again, %s", described(p, runner).c_str());
+    CHECK(same(backward(p, expected, runner), expected_gradients), "backward again, %s", described(p, runner).c_str());
   }
 }
 

@@ -68,17 +68,17 @@ void check_row(Problem& p, int64_t b) {
   const auto exact = [&](size_t token) {
     return std::exp2(40.0L) * std::exp((long double)(scores[token] - scores[order[0]]) / call.temperature);
   };
-  size_t kept = order.size();
-  if (call.top_k && size_t(call.top_k) < kept) {
-    kept = size_t(call.top_k);
-    while (kept < order.size() && scores[order[kept]] == scores[order[kept - 1]]) ++kept;
+  size_t candidates = order.size();
+  if (call.top_k && size_t(call.top_k) < candidates) {
+    candidates = size_t(call.top_k);
+    while (candidates < order.size() && scores[order[candidates]] == scores[order[candidates - 1]]) ++candidates;
   }
   long double total = 0, before = 0;
-  for (size_t j = 0; j < kept; ++j) total += exact(order[j]);
+  for (size_t j = 0; j < candidates; ++j) total += exact(order[j]);
   for (size_t j = 0; j < order.size(); ++j) {
     const int64_t weight = p.weight()[b * p.vocab + int64_t(order[j])];
     const bool near = std::fabs(before - call.top_p * total) < double(p.vocab);  // rounding of weights decides
-    const bool taken = j < kept && (call.top_p == 1 || before < call.top_p * total);
+    const bool taken = j < candidates && (call.top_p == 1 || before < call.top_p * total);
     if (!near) CHECK(taken ? std::fabs(weight - exact(order[j])) <= 0.51L : weight == 0, "token %zu", order[j]);
     before += exact(order[j]);
   }
@@ -95,15 +95,15 @@ void test_draws() {
         xlstm_runtime runtime{};
         runtime.threads = threads;
         CHECK(xlstm_draw_tokens(&p.call, &runtime) == XLSTM_OK, "%s", xlstm_last_error());
-        uint64_t hash_here = 1;
+        uint64_t hash_of_threads = 1;
         for (int64_t b = 0; b < kBatch; ++b) {
           check_row(p, b);
-          hash_here = (hash_here ^ uint64_t(p.tokens[b])) * 0x100000001b3u;
+          hash_of_threads = (hash_of_threads ^ uint64_t(p.tokens[b])) * 0x100000001b3u;
           for (int64_t j = 0; p.call.weights && j < vocab; ++j)
-            hash_here = (hash_here ^ uint64_t(p.weight()[b * vocab + j])) * 0x100000001b3u;
+            hash_of_threads = (hash_of_threads ^ uint64_t(p.weight()[b * vocab + j])) * 0x100000001b3u;
         }
-        CHECK(threads == 1 || hash_here == hash);
-        hash = hash_here;
+        CHECK(threads == 1 || hash_of_threads == hash);
+        hash = hash_of_threads;
       }
       if (!hashes[problem]) hashes[problem] = hash;
       CHECK(hashes[problem] == hash, "problem %d", problem);

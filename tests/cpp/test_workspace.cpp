@@ -39,7 +39,7 @@ void an_allocated_block_gives_the_same_result() {
   CHECK(same_bits(call.solution().h, expected.h), "other results than in the caller's block");
 }
 
-void a_given_block_is_taken_first() {
+void the_callers_block_is_taken_first() {
   const Problem p = some_problem();
   ForwardCall call(p, Layout::bhsd);
   const size_t bytes = xlstm_mlstm_chunkwise_workspace(&call.api, 1);
@@ -78,7 +78,7 @@ void a_bad_argument_allocates_nothing() {
 
 int main() {
   an_allocated_block_gives_the_same_result();
-  a_given_block_is_taken_first();
+  the_callers_block_is_taken_first();
   no_block_is_an_error();
   a_bad_argument_allocates_nothing();
 }
