@@ -34,7 +34,7 @@ struct Case {
   bool packed = false, float16 = false;
   std::vector<int> used{}, pads{};  // seqused_k, leftpad_k
   std::vector<float> sink{};        // of forward
-  bool backward_alone = false;
+  bool backward_only = false;
 };
 
 uint16_t bits_of(const Case& c, double x) {
@@ -164,8 +164,8 @@ std::string run(const Case& c) {
           for (int f = 0; f < c.features; ++f) {
             const double w = weight[size_t(j)], ds = w * (flow[size_t(j)] - delta) * scale;
             const auto add = [&](int which, Tokens& of, int token, int head, double term) {
-              const size_t place = size_t(&of.at(b, token, head, f) - of.value.data());
-              truth[which][place] += term, squares[which][place] += term * term;
+              const size_t index = size_t(&of.at(b, token, head, f) - of.value.data());
+              truth[which][index] += term, squares[which][index] += term * term;
             };
             add(0, q, i, h, ds * k.at(b, first + j, kh, f));
             add(1, k, first + j, kh, ds * q.at(b, i, h, f));
@@ -187,10 +187,10 @@ std::string run(const Case& c) {
   if (!cut.hopper) return "forward is not planned";
   try {
     if (c.float16) {
-      if (!c.backward_alone) launch_forward_hopper<Float16>(cut, forward, nullptr);
+      if (!c.backward_only) launch_forward_hopper<Float16>(cut, forward, nullptr);
       launch_backward_hopper<Float16>(plan, p, nullptr);
     } else {
-      if (!c.backward_alone) launch_forward_hopper<BFloat16>(cut, forward, nullptr);
+      if (!c.backward_only) launch_forward_hopper<BFloat16>(cut, forward, nullptr);
       launch_backward_hopper<BFloat16>(plan, p, nullptr);
     }
   } catch (const std::exception& fault) {
@@ -201,22 +201,22 @@ std::string run(const Case& c) {
   Tokens* made[] = {&dq, &dk, &dv, &out};
   const char* names[] = {"dq", "dk", "dv", "out"};
   for (int b = 0; b < sequences; ++b)
-    for (int t = 0; t < c.queries[size_t(b)] && !c.backward_alone; ++t)
+    for (int t = 0; t < c.queries[size_t(b)] && !c.backward_only; ++t)
       for (int h = 0; h < c.heads_q; ++h) {
-        const size_t place = size_t(&q.at(b, t, h, 0) - q.value.data()) / size_t(c.features);
-        const double got = double(lse[place]), want = lse_truth[place];
+        const size_t index = size_t(&q.at(b, t, h, 0) - q.value.data()) / size_t(c.features);
+        const double got = double(lse[index]), want = lse_truth[index];
         if (got != want && !(std::abs(got - want) <= 1e-5))
           return "lse of sequence " + std::to_string(b) + ", token " + std::to_string(t) + ", head " +
                  std::to_string(h) + ": " + std::to_string(got) + ", expected " + std::to_string(want) +
                  ", off by more than may be";
       }
-  for (int which = 0; which < (c.backward_alone ? 3 : 4); ++which)
+  for (int which = 0; which < (c.backward_only ? 3 : 4); ++which)
     for (int b = 0; b < sequences; ++b)
       for (int t = 0; t < (which % 3 ? c.keys : c.queries)[size_t(b)]; ++t)
         for (int j = 0; j < made[which]->heads * c.features; ++j) {
-          const size_t place = size_t(&made[which]->at(b, t, 0, j) - made[which]->value.data());
-          const double got = value_of(c, made[which]->data()[place]), want = truth[which][place];
-          const double off = half_step * (4 * std::sqrt(squares[which][place]) + 2 * std::abs(want)) + 1e-6;
+          const size_t index = size_t(&made[which]->at(b, t, 0, j) - made[which]->value.data());
+          const double got = value_of(c, made[which]->data()[index]), want = truth[which][index];
+          const double off = half_step * (4 * std::sqrt(squares[which][index]) + 2 * std::abs(want)) + 1e-6;
           worst = std::max(worst, std::abs(got - want) / off);
           if (!(std::abs(got - want) <= off))
             return std::string(names[which]) + " of sequence " + std::to_string(b) + ", token " + std::to_string(t) +
@@ -285,15 +285,15 @@ int main(int count, char** arguments) {
       long_of_128{"planted, 128 features, many keys", 128, 1, 1, {40}, {500}};
   leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(64)>>(long_of_64);
   leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(128)>>(long_of_128);
-  const auto alone = [](Case c) {
-    c.backward_alone = true;
+  const auto backward_only = [](Case c) {
+    c.backward_only = true;
     return c;
   };
-  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(64, true)>>(alone(plain));
-  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, true)>>(alone(wide));
-  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(64, false)>>(alone(long_of_64));
-  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, false)>>(alone(long_of_128));
-  for (const Case& c : {plain, wide, alone(plain), alone(wide)}) {
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(64, true)>>(backward_only(plain));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, true)>>(backward_only(wide));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(64, false)>>(backward_only(long_of_64));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, false)>>(backward_only(long_of_128));
+  for (const Case& c : {plain, wide, backward_only(plain), backward_only(wide)}) {
     expect("no proxy fence", Bug::proxy_fence, -1, c, {"without a proxy fence"});
     expect("no barrier of a warp", Bug::warp_barrier, -1, c, {"may still be reading", "without a barrier"});
     expect("no fence before products", Bug::products_fence, -1, c, {"without a fence before the group"});

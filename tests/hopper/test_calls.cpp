@@ -18,7 +18,7 @@ using namespace xlstm;
 namespace {
 
 // usual: as random_problem makes them. wide: from -60 to 60. wholly: a token is forgotten wholly or not at all.
-enum class Gates { usual, wide, wholly };
+enum class Gates { usual, wide, all_or_nothing };
 
 struct CallCase {
   int64_t batch, heads, length, dqk, dhv;
@@ -48,7 +48,7 @@ void set_gates(Problem& p, Gates gates, unsigned seed) {
   if (gates == Gates::wide)
     for (Values* x : {&p.i, &p.f})
       for (double& value : *x) value = float(60 * anywhere(engine));
-  if (gates == Gates::wholly)
+  if (gates == Gates::all_or_nothing)
     for (double& value : p.f) value = anywhere(engine) > 0.5 ? -60 : 60;
 }
 
@@ -93,24 +93,24 @@ Size difference(const Values& x, const Values& y) {
   return size;
 }
 
-void compare(const std::string& what, const std::vector<Part>& got, const std::vector<Part>& truth,
+void compare(const std::string& label, const std::vector<Part>& got, const std::vector<Part>& truth,
              const std::vector<std::vector<Part>>& moved) {
   for (size_t part = 0; part < got.size(); ++part) {
     const Values& expected = truth[part].values;
     if (expected.empty()) continue;
-    const Size error = difference(got[part].values, expected), whole = difference(expected, Values(expected.size()));
+    const Size error = difference(got[part].values, expected), size = difference(expected, Values(expected.size()));
     const Made made = truth[part].made;
     const double step = made == Made::narrow ? 0x1p-9 : 0x1p-17;
-    Size may{std::max(kLeast, step * whole.norm), std::max(kLeast, 2 * step * whole.largest)};
+    Size may{std::max(kLeast, step * size.norm), std::max(kLeast, 2 * step * size.largest)};
     for (const auto& each : moved) {
       if (made == Made::exact) break;
       const Size distance = difference(each[part].values, expected);
       const double by = made == Made::sums ? 6 : 3;
-      may.norm = std::max(may.norm, step * whole.norm + by * distance.norm);
-      may.largest = std::max(may.largest, 2 * step * whole.largest + by * distance.largest);
+      may.norm = std::max(may.norm, step * size.norm + by * distance.norm);
+      may.largest = std::max(may.largest, 2 * step * size.largest + by * distance.largest);
     }
     CHECK(error.norm <= may.norm && error.largest <= may.largest,
-          "%s, %s: norm of the error %.2e, may be %.2e; largest %.2e, may be %.2e", what.c_str(), truth[part].name,
+          "%s, %s: norm of the error %.2e, may be %.2e; largest %.2e, may be %.2e", label.c_str(), truth[part].name,
           error.norm, may.norm, error.largest, may.largest);
     if (std::getenv("HOPPER_FIGURES"))
       std::printf("  %-10s norm %.2f largest %.2f of what may be\n", truth[part].name, error.norm / may.norm,
@@ -132,8 +132,8 @@ void move(Values& x, std::mt19937_64& engine) {
 template <class Plan, class Call>
 void run(const Plan& plan, size_t (&workspace)(const Call&, const Plan&),
          void (&call)(const Call&, const Plan&, void*, void*), const Call& arguments) {
-  Buffer room(workspace(arguments, plan));
-  call(arguments, plan, room.data(), nullptr);
+  Buffer memory(workspace(arguments, plan));
+  call(arguments, plan, memory.data(), nullptr);
 }
 
 void test(const CallCase& c, unsigned seed) {
@@ -153,20 +153,20 @@ void test(const CallCase& c, unsigned seed) {
 
   const gpu::Chip chip{gpu::Family::nvidia, c.units, 227 << 10, true};
   const gpu::mlstm::MlstmShape shape{c.batch, c.heads, c.length, c.dqk, c.dhv, false, 2, true, 0, c.segments};
-  const std::string what = described(c) + ", seed " + std::to_string(seed);
+  const std::string label = described(c) + ", seed " + std::to_string(seed);
   const Solution truth = chunkwise(exact);
   try {
     emulator::set_seed(1000 * seed);
     ForwardCall forward(p, c.layout);
     const gpu::mlstm::ForwardPlan plan = gpu::mlstm::plan_forward(shape, chip);
-    CHECK(plan.walk.schedule == gpu::mlstm::Schedule::hopper, "%s", what.c_str());
+    CHECK(plan.walk.schedule == gpu::mlstm::Schedule::hopper, "%s", label.c_str());
     run(plan, gpu::mlstm::chunkwise_workspace, gpu::mlstm::chunkwise, forward.api);
     std::vector<std::vector<Part>> around;
     for (const Problem& m : moved) around.push_back(parts(chunkwise(m)));
-    compare(what + ", forward, segments " + std::to_string(plan.walk.segments), parts(forward.solution()), parts(truth),
-            around);
+    compare(label + ", forward, segments " + std::to_string(plan.walk.segments), parts(forward.solution()),
+            parts(truth), around);
   } catch (const std::exception& fault) {
-    CHECK(false, "%s, forward: %s", what.c_str(), fault.what());
+    CHECK(false, "%s, forward: %s", label.c_str(), fault.what());
   }
   try {
     emulator::set_seed(1000 * seed);
@@ -175,16 +175,16 @@ void test(const CallCase& c, unsigned seed) {
     run(plan, gpu::mlstm::backward_workspace, gpu::mlstm::backward, call.api);
     std::vector<std::vector<Part>> around;
     for (const Problem& m : moved) {
-      Solution given = truth;
-      move(given.h, engine);
-      around.push_back(parts(backward(m, given)));
+      Solution moved = truth;
+      move(moved.h, engine);
+      around.push_back(parts(backward(m, moved)));
     }
-    compare(what + ", backward, segments " + std::to_string(plan.dq.segments), parts(call.gradients()),
+    compare(label + ", backward, segments " + std::to_string(plan.dq.segments), parts(call.gradients()),
             parts(backward(exact, truth)), around);
   } catch (const std::exception& fault) {
-    CHECK(false, "%s, backward: %s", what.c_str(), fault.what());
+    CHECK(false, "%s, backward: %s", label.c_str(), fault.what());
   }
-  std::printf("%s: done\n", what.c_str());
+  std::printf("%s: done\n", label.c_str());
 }
 
 // Bugs in the scores, which walks have none like: each must be found.
@@ -227,7 +227,7 @@ int main(int count, char** arguments) {
       {1, 1, 130, 512, 512, XLSTM_GATE_EXP, false},
       {1, 1, 1030, 128, 128, XLSTM_GATE_EXP, true, false},
       {1, 1, 200, 256, 256, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 0, Gates::wide},
-      {1, 2, 200, 128, 128, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 2, Gates::wholly},
+      {1, 2, 200, 128, 128, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 2, Gates::all_or_nothing},
       {1, 1, 200, 128, 256, sigmoid, true, true, 132, Layout::bhsd, 0, Gates::wide},
   };
   const int seeds = count > 1 ? std::atoi(arguments[1]) : 2;

@@ -52,14 +52,14 @@ std::string described(const Case& c) {
          (c.clusters ? ", clusters" : "");
 }
 
-uint16_t bits_of(Format f, double x, double& kept) {
+uint16_t bits_of(Format f, double x, double& rounded) {
   if (f == Format::float16) {
     const _Float16 half = _Float16(x);
-    kept = double(half);
+    rounded = double(half);
     return __builtin_bit_cast(uint16_t, half);
   }
   const uint32_t bits = __builtin_bit_cast(uint32_t, float(x)) & 0xffff0000u;
-  kept = double(__builtin_bit_cast(float, bits));
+  rounded = double(__builtin_bit_cast(float, bits));
   return uint16_t(bits >> 16);
 }
 
@@ -203,10 +203,10 @@ std::vector<float> run(const Case& c) {
 // A row has the same products alone and in a batch, to the last bit. (Weights are drawn before x's.)
 void check_company(Case c) {
   c.batch = 1;
-  const std::vector<float> alone = run(c);
+  const std::vector<float> single_row = run(c);
   for (const int batch : {5, 12, 20}) {
     c.batch = batch;
-    CHECK(run(c) == alone, "%s: not what the row has alone", described(c).c_str());
+    CHECK(run(c) == single_row, "%s: not what the row has alone", described(c).c_str());
   }
 }
 

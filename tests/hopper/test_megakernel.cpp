@@ -65,12 +65,12 @@ class Model {
 
  private:
   template <class T>
-  T* room(size_t count) {
-    kept_.emplace_back(count * sizeof(T) + 16);
-    return reinterpret_cast<T*>(kept_.back().data());
+  T* allocate(size_t count) {
+    memory_.emplace_back(count * sizeof(T) + 16);
+    return reinterpret_cast<T*>(memory_.back().data());
   }
   const void* brains(size_t count, double size, double about = 0) {
-    uint16_t* const to = room<uint16_t>(count);
+    uint16_t* const to = allocate<uint16_t>(count);
     for (size_t n = 0; n < count; ++n) to[n] = brain(about + size * number_());
     return to;
   }
@@ -88,18 +88,18 @@ class Model {
     if (c.bits == 16) return plain(rows, columns);
     const size_t groups = size_t((columns + c.group - 1) / c.group), all = size_t(rows) * groups;
     const double size = (c.bits == 8 ? 1 / 64.0 : 1 / 4.0) / std::sqrt(columns);
-    uint16_t* const scales = room<uint16_t>(all);
+    uint16_t* const scales = allocate<uint16_t>(all);
     for (size_t n = 0; n < all; ++n) scales[n] = half(size * (1 + 0.2 * std::abs(number_())));
-    uint16_t* const offsets = c.offsets ? room<uint16_t>(all) : nullptr;
+    uint16_t* const offsets = c.offsets ? allocate<uint16_t>(all) : nullptr;
     for (size_t n = 0; offsets && n < all; ++n) offsets[n] = half(-size * (c.bits == 4 ? 8 : 1) * std::abs(number_()));
     const size_t bytes = all * size_t(c.group) * size_t(c.bits) / 8;
-    uint8_t* const data = room<uint8_t>(bytes);
+    uint8_t* const data = allocate<uint8_t>(bytes);
     for (size_t n = 0; n < bytes; ++n) data[n] = uint8_t(number_.integer(0, 255));
     return {rows, columns, c.bits, c.group, XLSTM_FLOAT16, data, scales, offsets, {}};
   }
 
   Numbers number_{11};
-  std::vector<std::vector<char>> kept_;
+  std::vector<std::vector<char>> memory_;
 };
 
 struct States {
@@ -182,10 +182,10 @@ void compare(const Case& c) {
   const std::vector<int64_t> tokens = {3, c.vocab - 1};
   const Steps want = on_cpu(model, begun, tokens), got = on_gpu(model, begun, tokens);
   const double may = c.bits == 16 ? 0x1p-15 : 0x1p-18;
-  const auto check = [&](const char* what, const std::vector<float>& a, const std::vector<float>& b) {
+  const auto check = [&](const char* name, const std::vector<float>& a, const std::vector<float>& b) {
     const double error = off(a, b);
-    if (std::getenv("HOPPER_FIGURES")) std::printf("%s: %s off by %.2g\n", described(c).c_str(), what, error);
-    CHECK(error <= may, "%s: %s off by %.2g of its size, %.2g may be", described(c).c_str(), what, error, may);
+    if (std::getenv("HOPPER_FIGURES")) std::printf("%s: %s off by %.2g\n", described(c).c_str(), name, error);
+    CHECK(error <= may, "%s: %s off by %.2g of its size, %.2g may be", described(c).c_str(), name, error, may);
   };
   check("logits", got.logits, want.logits);
   for (size_t b = 0; b < begun.c.size(); ++b) {

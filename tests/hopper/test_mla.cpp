@@ -33,7 +33,7 @@ struct Case {
   int left = -1, right = -1;                             // windows
   int splits = 1;
   std::vector<int> used{}, padded{};  // of each sequence; none: all, none
-  bool sink = false, whole_out = true, other_rows = false;
+  bool sink = false, aligned_out = true, other_rows = false;
   double scale = 0.09;
 };
 
@@ -47,10 +47,10 @@ class Problem {
       : c_(of), engine_(seed), group_(c_.heads / c_.key_heads), cache_rows_(c_.batch + (c_.other_rows ? 2 : 0)) {
     if (c_.page && c_.used.empty()) c_.used.assign(size_t(c_.batch), c_.keys);  // pages have room for more
     const int d = c_.features, pages_each = c_.page ? (c_.keys + c_.page - 1) / c_.page : 0;
-    const int places = c_.page ? (c_.batch * pages_each + 2) * c_.page : cache_rows_ * c_.keys;
+    const int slots = c_.page ? (c_.batch * pages_each + 2) * c_.page : cache_rows_ * c_.keys;
     q_.emplace(int64_t(c_.batch) * c_.queries * c_.heads * d);
-    cache_.emplace(int64_t(places) * c_.key_heads * d);
-    out_stride_ = kMlaValues + (c_.whole_out ? 0 : 1);
+    cache_.emplace(int64_t(slots) * c_.key_heads * d);
+    out_stride_ = kMlaValues + (c_.aligned_out ? 0 : 1);
     out_.emplace(int64_t(c_.batch) * c_.queries * c_.heads * out_stride_);
     lse_.emplace(int64_t(c_.batch) * c_.heads * c_.queries);
     parts_.emplace(int64_t(c_.splits) * rows() * (kMlaValues + 1));
@@ -72,7 +72,7 @@ class Problem {
     const AttentionCall call{c_.batch, c_.heads, c_.key_heads, c_.queries, c_.keys, c_.features, kMlaValues, 2, false};
     const MlaPlan plan = plan_mla(call, c_.splits, {Family::nvidia, 132, 227 << 10, true});
     CHECK(plan.hopper, "%s: not planned for Hopper", c_.name);
-    const FewRowsParams params{p_, plan.blocks, plan.splits, c_.whole_out,
+    const FewRowsParams params{p_, plan.blocks, plan.splits, c_.aligned_out,
                                ForwardParts::in_workspace(p_.in, plan.splits, parts_->data())};
     if (c_.float16)
       launch_mla_hopper<Float16>(plan, params, nullptr);
@@ -100,10 +100,9 @@ class Problem {
   int keys(int b) const { return std::max(0, (c_.used.empty() ? c_.keys : c_.used[size_t(b)]) - first(b)); }
   int64_t at(int b, int head, int j) const {  // of key j
     const int t = first(b) + j;
-    int64_t place = c_.page
-                        ? int64_t(table_[size_t(b * p_.in.block_table_stride + t / c_.page)]) * c_.page + t % c_.page
-                        : int64_t(cache_row(b)) * c_.keys + t;
-    return (place * c_.key_heads + head) * c_.features;
+    int64_t slot = c_.page ? int64_t(table_[size_t(b * p_.in.block_table_stride + t / c_.page)]) * c_.page + t % c_.page
+                           : int64_t(cache_row(b)) * c_.keys + t;
+    return (slot * c_.key_heads + head) * c_.features;
   }
   int cache_row(int b) const { return c_.other_rows ? cache_rows_ - 1 - b : b; }
   uint16_t bits(double x) const {
@@ -159,10 +158,10 @@ class Problem {
       off = std::max(off, 0x1p-24 * std::abs(c_.scale) * ((c_.features / 16 + 4) * size) + 0x1p-22);
       most = std::max(most, s.back());
     }
-    double whole = 0;
-    for (double& x : s) whole += x = std::exp(x - most);
+    double total = 0;
+    for (double& x : s) total += x = std::exp(x - most);
     const double element = c_.float16 ? 0x1p-11 : 0x1p-8, n = double(s.size());
-    const double lse = whole > 0 ? most + std::log(whole) : -INFINITY;
+    const double lse = total > 0 ? most + std::log(total) : -INFINITY;
     const bool sunk = c_.sink && c_.splits == 1;
     const WithSink<double> sink = sunk ? with_sink<double>(lse, sinks_[size_t(h)], true) : without_sink(lse);
     const double lse_off = off + n * 0x1p-23 + 0x1p-22 * (1 + std::abs(s.empty() ? 0 : lse) + (sunk ? 8 : 0));
@@ -173,7 +172,7 @@ class Problem {
     for (int e = 0; e < kMlaValues; ++e) {
       double out = 0, size = 0, largest = 0;
       for (int64_t j = sees.begin; j < sees.end; ++j) {
-        const double v = number((*cache_)[at(b, key_head, int(j)) + e]), p = s[size_t(j - sees.begin)] / whole;
+        const double v = number((*cache_)[at(b, key_head, int(j)) + e]), p = s[size_t(j - sees.begin)] / total;
         out += p * v, size += p * std::abs(v), largest = std::max(largest, std::abs(v));
       }
       out *= sink.factor, size *= sink.factor;
@@ -208,9 +207,9 @@ class Problem {
     return seen_lse(sum > 0 ? most + std::log(sum) : -INFINITY);
   }
   double combined_out(int b, int h, int i, int feature) {
-    const double whole = combined_lse(b, h, i);
+    const double combined = combined_lse(b, h, i);
     double sum = 0;
-    each_part(b, h, i, [&](double lse, const float* out) { sum += std::exp(lse - whole) * out[feature]; });
+    each_part(b, h, i, [&](double lse, const float* out) { sum += std::exp(lse - combined) * out[feature]; });
     return sum;
   }
 

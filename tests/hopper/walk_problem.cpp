@@ -46,8 +46,8 @@ struct Worst {
   }
 };
 
-std::string place(const char* what, int head, int i, int j) {
-  return std::string(what) + " of head " + std::to_string(head) + " at " + std::to_string(i) + ", " + std::to_string(j);
+std::string position_text(const char* name, int head, int i, int j) {
+  return std::string(name) + " of head " + std::to_string(head) + " at " + std::to_string(i) + ", " + std::to_string(j);
 }
 
 }  // namespace
@@ -193,29 +193,29 @@ std::string WalkProblem::compare() {
   Worst worst;
   for (int head = 0; head < kHeads; ++head) {
     // The state, and as the kernel holds it: rounded where it is read or added to, its decay apart until it is small.
-    std::vector<double> state(rows * columns), held_state(rows * columns), sizes(rows * columns);
-    double held = 1;
+    std::vector<double> state(rows * columns), undecayed_state(rows * columns), sizes(rows * columns);
+    double pending_decay = 1;
     std::vector<Sum> n_of(rows);
     for (int i = 0; i < rows && case_.state_in; ++i) n_of[i].add(n_in_[head * rows + i], n_in_[head * rows + i]);
     if (case_.state_in)
       for (size_t i = 0; i < state.size(); ++i)
-        sizes[i] = std::fabs(state[i] = held_state[i] = state_in_[head * int64_t(state.size()) + i]);
+        sizes[i] = std::fabs(state[i] = undecayed_state[i] = state_in_[head * int64_t(state.size()) + i]);
     for (int n = 0; n < slots_; ++n) {
       const int chunk = case_.reverse ? slots_ - 1 - n : n, valid = std::min(kChunk, case_.length - chunk * kChunk);
       const int64_t slot = head * slots_ + chunk;
       if (n > 0 && (case_.reverse ? chunk + 1 : chunk) % plan_.segment_chunks == 0) {  // a segment begins
-        for (double& value : held_state) value = float(value * held);
-        held = 1;
+        for (double& value : undecayed_state) value = float(value * pending_decay);
+        pending_decay = 1;
       }
       if (n == slots_ - 1) {
         Sum dot;
         for (size_t i = 0; i < state.size(); ++i) {
           const double with = dc_last_[head * int64_t(state.size()) + i];
-          dot.add(with * state[i], with * held_state[i] * held);
+          dot.add(with * state[i], with * undecayed_state[i] * pending_decay);
         }
         double got = 0;
         for (int tile = 0; tile < tiles_; ++tile) got += state_dots_[tile * kHeads + head];
-        worst.see(got, dot, place("the dot of states", head, 0, 0));
+        worst.see(got, dot, position_text("the dot of states", head, 0, 0));
       }
       for (int t = 0; t < valid; ++t) {
         const int token = chunk * kChunk + t;
@@ -223,7 +223,7 @@ std::string WalkProblem::compare() {
         for (int i = 0; i < rows; ++i) {
           const double by = a_.at(head, token, i) * factor(slot, inter, t);
           for (int j = 0; j < columns; ++j)
-            row[j].add(by * state[i * columns + j], by * held * rounded(held_state[i * columns + j]));
+            row[j].add(by * state[i * columns + j], by * pending_decay * rounded(undecayed_state[i * columns + j]));
         }
         Sum l;
         for (int s = 0; s < valid; ++s)
@@ -242,7 +242,8 @@ std::string WalkProblem::compare() {
           const double n = std::fmax(std::fabs(l.exact), double(measure(slot, kMinN, t))) + kEps;
           gain = 1 / n;
           unsure = 0x1p-15 * l.sizes;  // n and its weights have 16 bits each
-          worst.see(std::fabs(l_[int64_t(head) * case_.length + token] - l.exact), unsure, place("l", head, token, 0));
+          worst.see(std::fabs(l_[int64_t(head) * case_.length + token] - l.exact), unsure,
+                    position_text("l", head, token, 0));
           unsure /= n;
         }
         for (int tile = 0; tile * plan_.y_tile < columns && flowing; ++tile) {
@@ -256,20 +257,20 @@ std::string WalkProblem::compare() {
             row[j].add(factor(slot, kDiagonal, t) * y_.at(head, token, j),
                        factor(slot, kDiagonal, t) * y_.at(head, token, j));
           }
-          worst.see(dots_[tile * padded_ + slot * kChunk + t], dot, place("dots", head, token, tile));
+          worst.see(dots_[tile * padded_ + slot * kChunk + t], dot, position_text("dots", head, token, tile));
         }
         for (int j = 0; j < columns; ++j) {
           row[j].scale(gain);
           row[j].slack = unsure * std::fabs(row[j].model);
-          worst.see(out_.at(head, token, j), row[j], place("the output", head, token, j));
+          worst.see(out_.at(head, token, j), row[j], position_text("the output", head, token, j));
         }
       }
-      held = float(held * decay_[slot]);
-      if (!(held >= 0x1p-40)) {
-        for (double& value : held_state) value = float(value * held);
-        held = 1;
+      pending_decay = float(pending_decay * decay_[slot]);
+      if (!(pending_decay >= 0x1p-40)) {
+        for (double& value : undecayed_state) value = float(value * pending_decay);
+        pending_decay = 1;
       }
-      const float up = 1 / float(held);
+      const float up = 1 / float(pending_decay);
       for (double& value : state) value *= decay_[slot];
       for (double& value : sizes) value *= decay_[slot];
       for (int t = 0; t < valid; ++t)
@@ -279,7 +280,7 @@ std::string WalkProblem::compare() {
           for (int i = 0; i < rows; ++i) {
             const double x = x_.at(head, chunk * kChunk + t, i);
             state[i * columns + j] += by * x * y;
-            held_state[i * columns + j] += x * weighed;
+            undecayed_state[i * columns + j] += x * weighed;
             sizes[i * columns + j] += std::fabs(by * x * y);
           }
         }
@@ -293,12 +294,12 @@ std::string WalkProblem::compare() {
     }
     for (int i = 0; i < rows && scored; ++i)
       worst.see(std::fabs(n_last_[head * rows + i] - n_of[i].exact), 0x1p-16 * n_of[i].sizes,
-                place("the last n", head, i, 0));
+                position_text("the last n", head, i, 0));
     for (size_t i = 0; i < state.size(); ++i) {
       const double got = state_out_[head * int64_t(state.size()) + i];
-      const std::string at = place("the last state", head, int(i) / columns, int(i) % columns);
+      const std::string at = position_text("the last state", head, int(i) / columns, int(i) % columns);
       worst.see(std::fabs(got - state[i]), 0x1p-8 * sizes[i], at + ", truth");
-      worst.see(std::fabs(got - held_state[i] * held), 0x1p-14 * sizes[i], at + ", model");
+      worst.see(std::fabs(got - undecayed_state[i] * pending_decay), 0x1p-14 * sizes[i], at + ", model");
     }
   }
   char text[200];

@@ -37,11 +37,11 @@ inline std::string described(const WalkCase& c) {
 template <class T>
 class DeviceArray {
  public:
-  explicit DeviceArray(int64_t count) : room_(size_t(count) * sizeof(T) / 256 + 2), count_(count) {
-    std::fill_n(reinterpret_cast<unsigned char*>(room_.data()), room_.size() * 256, 0xff);
+  explicit DeviceArray(int64_t count) : lines_(size_t(count) * sizeof(T) / 256 + 2), count_(count) {
+    std::fill_n(reinterpret_cast<unsigned char*>(lines_.data()), lines_.size() * 256, 0xff);
   }
-  T* data() { return reinterpret_cast<T*>(room_.data()); }
-  const T* data() const { return reinterpret_cast<const T*>(room_.data()); }
+  T* data() { return reinterpret_cast<T*>(lines_.data()); }
+  const T* data() const { return reinterpret_cast<const T*>(lines_.data()); }
   T& operator[](int64_t i) { return data()[i]; }
   const T& operator[](int64_t i) const { return data()[i]; }
   int64_t size() const { return count_; }
@@ -50,7 +50,7 @@ class DeviceArray {
   struct alignas(256) Line {
     unsigned char byte[256];
   };
-  std::vector<Line> room_;
+  std::vector<Line> lines_;
   int64_t count_;
 };
 

@@ -65,16 +65,16 @@ template <class T>
 T __shfl_sync(uint32_t, T x, int lane, int width) {
   uint64_t bits = 0;
   memcpy(&bits, &x, sizeof x);
-  const int me = int(threadIdx.x % 32);
-  bits = emulator::exchange(bits)[me / width * width + (lane & (width - 1))];
+  const int this_lane = int(threadIdx.x % 32);
+  bits = emulator::exchange(bits)[this_lane / width * width + (lane & (width - 1))];
   memcpy(&x, &bits, sizeof x);
   return x;
 }
 inline float __shfl_xor_sync(uint32_t all, float x, int mask) {
   return __shfl_sync(all, x, int(threadIdx.x % 32) ^ mask, 32);
 }
-inline int __any_sync(uint32_t, int mine) {
-  const uint64_t* all = emulator::exchange(uint64_t(mine != 0));
+inline int __any_sync(uint32_t, int predicate) {
+  const uint64_t* all = emulator::exchange(uint64_t(predicate != 0));
   int any = 0;
   for (int lane = 0; lane < 32; ++lane) any |= int(all[lane]);
   return any;

@@ -11,16 +11,17 @@ namespace {
 using emulator::SharedOrder;
 
 void access(const void* p, uint32_t bytes, bool writes) {
-  emulator::Thread* me = emulator::running;
-  if (!me) return;
-  emulator::Block& block = *me->block;
+  emulator::Thread* thread = emulator::running;
+  if (!thread) return;
+  emulator::Block& block = *thread->block;
   const uint64_t offset = uint64_t(static_cast<const char*>(p) - block.dynamic);
   if (offset >= emulator::kMostDynamic) return;
   block.at(uint32_t(offset) + emulator::kFirstAddress, bytes, writes ? "writes" : "reads");
   if (writes)
-    block.order->write(uint32_t(offset), bytes, SharedOrder::By::threads, me->known, me->party(), me->epoch);
+    block.order->write(uint32_t(offset), bytes, SharedOrder::By::threads, thread->known, thread->party(),
+                       thread->epoch);
   else
-    block.order->read(uint32_t(offset), bytes, SharedOrder::By::threads, me->known, me->party(), me->epoch);
+    block.order->read(uint32_t(offset), bytes, SharedOrder::By::threads, thread->known, thread->party(), thread->epoch);
 }
 
 }  // namespace

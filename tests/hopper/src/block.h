@@ -31,7 +31,7 @@ struct Cluster;
 
 // What a thread that cannot go on waits for.
 struct Waiting {
-  const char* what = "";
+  const char* text = "";
   int64_t which = 0;
 };
 
@@ -112,7 +112,7 @@ struct Exchange {
 struct Product {
   uint64_t a = 0, b = 0;  // descriptors; a only where A is not held
   int columns = 0, group = 0;
-  bool held = false, a_across = false, b_across = false, add = false, float16 = false;
+  bool a_in_registers = false, a_across = false, b_across = false, add = false, float16 = false;
 
   bool operator==(const Product&) const = default;
 };

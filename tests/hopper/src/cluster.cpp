@@ -38,16 +38,16 @@ std::pair<char*, size_t> thread_storage() {
 
 void thread_entry() {
   cluster->launch.body();
-  Thread& me = *running;
-  me.set(Thread::State::finished);
-  --me.block->unfinished;
-  me.fiber.leave();
+  Thread& thread = *running;
+  thread.set(Thread::State::finished);
+  --thread.block->unfinished;
+  thread.fiber.leave();
 }
 
 // Runs a cluster's blocks in turns, each on an operating system's thread.
 class Turns {
  public:
-  explicit Turns(Cluster& c) : cluster_(c), changed_(c.blocks.size()), held_(c.blocks.size()) {
+  explicit Turns(Cluster& c) : cluster_(c), changed_(c.blocks.size()), skipped_(c.blocks.size()) {
     const int eager =
         int(cluster_.random() % 3);  // when events happen: at once, now and then, or when nothing else can
     event_odds_ = eager == 0 ? 1 : eager == 1 ? 8 : 0;
@@ -121,10 +121,10 @@ class Turns {
 
   // A ready thread, the first of its warp, of any warp; now and then some warps are held back for long.
   Thread* ready(Block& block) {
-    uint32_t& held = held_[block.rank];
-    if (cluster_.random() % 256 == 0) held = cluster_.random() & cluster_.random();
+    uint32_t& skipped = skipped_[block.rank];
+    if (cluster_.random() % 256 == 0) skipped = cluster_.random() & cluster_.random();
     const int warps = int(block.ready.size()), start = int(cluster_.random() % warps);
-    for (const uint32_t passed_over : {held, 0u})
+    for (const uint32_t passed_over : {skipped, 0u})
       for (int i = 0; i < warps; ++i) {
         const int warp = (start + i) % warps;
         if (passed_over >> warp % 32 & 1) continue;
@@ -142,7 +142,7 @@ class Turns {
   bool over_ = false;
   std::exception_ptr error_;
   uint32_t event_odds_;
-  std::vector<uint32_t> held_;
+  std::vector<uint32_t> skipped_;
 };
 
 }  // namespace

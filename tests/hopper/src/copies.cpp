@@ -18,9 +18,9 @@ constexpr int kRowBytes = 128;
 // Pieces of 16 bytes are permuted by the address's bits 7 to 9.
 uint32_t permuted(uint32_t at) { return at ^ (at / 128 % 8 * 16); }
 
-void check_aligned(const char* what, uint64_t value, uint64_t by) {
+void check_aligned(const char* name, uint64_t value, uint64_t by) {
   if (value % by)
-    fault(text("copies with %s %llu, no multiple of %llu", what, (unsigned long long)value, (unsigned long long)by));
+    fault(text("copies with %s %llu, no multiple of %llu", name, (unsigned long long)value, (unsigned long long)by));
 }
 
 // Of a copy that is issued now: what it will write is NaN until it has arrived.
@@ -29,10 +29,10 @@ struct Arriving {
   char* to;
   uint32_t bytes;
 
-  Arriving(Block& there, uint32_t at, uint32_t size, uint32_t barrier_at)
-      : barrier(&there.barrier(barrier_at)), to(there.at(at, size, "copies to")), bytes(size) {
-    there.order->write(uint32_t(to - there.dynamic), size, SharedOrder::By::async, running->known, barrier->party,
-                       uint32_t(++barrier->copies));
+  Arriving(Block& target, uint32_t at, uint32_t size, uint32_t barrier_at)
+      : barrier(&target.barrier(barrier_at)), to(target.at(at, size, "copies to")), bytes(size) {
+    target.order->write(uint32_t(to - target.dynamic), size, SharedOrder::By::async, running->known, barrier->party,
+                        uint32_t(++barrier->copies));
     std::memset(to, 0xff, size);
     ++barrier->under_way;
   }
@@ -45,11 +45,11 @@ struct Arriving {
 
 // Where a panel's element lies in the tensor, or null where it lies outside.
 char* element(const TensorMap& map, const int (&at)[4], int row, int column) {
-  const int64_t place[4] = {at[0] + column, at[1] + row, at[2], at[3]};
-  char* p = map.data + 2 * place[0];
+  const int64_t coordinates[4] = {at[0] + column, at[1] + row, at[2], at[3]};
+  char* p = map.data + 2 * coordinates[0];
   for (int axis = 0; axis < 4; ++axis) {
-    if (place[axis] < 0 || place[axis] >= map.size[axis]) return nullptr;
-    if (axis) p += place[axis] * map.stride[axis - 1];
+    if (coordinates[axis] < 0 || coordinates[axis] >= map.size[axis]) return nullptr;
+    if (axis) p += coordinates[axis] * map.stride[axis - 1];
   }
   return p;
 }
@@ -66,8 +66,8 @@ char* Block::at(uint32_t address, uint32_t bytes, const char* does) {
 void tma_load(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier) {
   check_aligned("a panel at", to, 1024);
   Arriving arriving(*running->block, to, uint32_t(from.rows * kRowBytes), barrier);
-  cluster->later(*running->block, [arriving, from, to, place = std::to_array(at)]() mutable {
-    const int where[4] = {place[0], place[1], place[2], place[3]};
+  cluster->later(*running->block, [arriving, from, to, coordinates = std::to_array(at)]() mutable {
+    const int where[4] = {coordinates[0], coordinates[1], coordinates[2], coordinates[3]};
     for (int row = 0; row < from.rows; ++row)
       for (int column = 0; column < 64; ++column) {
         uint16_t value = 0;
@@ -104,9 +104,9 @@ namespace {
 Block& block_at(uint32_t rank) {
   if (rank >= cluster->blocks.size())
     fault(text("copies to block %u of a cluster of %zu", rank, cluster->blocks.size()));
-  Block& there = *cluster->blocks[rank];
-  if (!there.unfinished) fault("copies to a block that is gone");
-  return there;
+  Block& target = *cluster->blocks[rank];
+  if (!target.unfinished) fault("copies to a block that is gone");
+  return target;
 }
 
 }  // namespace
@@ -115,13 +115,13 @@ void bulk_copy_to_cta(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes,
   check_aligned("a target at", to, 16);
   check_aligned("a source at", from, 16);
   check_aligned("a size of", bytes, 16);
-  Block &here = *running->block, &there = block_at(rank);
-  const char* source = here.at(from, bytes, "copies from");
-  Arriving arriving(there, to, bytes, barrier);
+  Block &sender = *running->block, &target = block_at(rank);
+  const char* source = sender.at(from, bytes, "copies from");
+  Arriving arriving(target, to, bytes, barrier);
   // Its reading is over when it has arrived: who learns of that may write here.
-  here.order->read(uint32_t(source - here.dynamic), bytes, SharedOrder::By::async, running->known,
-                   arriving.barrier->party, uint32_t(arriving.barrier->copies));
-  cluster->later(here, [arriving, source]() mutable {
+  sender.order->read(uint32_t(source - sender.dynamic), bytes, SharedOrder::By::async, running->known,
+                     arriving.barrier->party, uint32_t(arriving.barrier->copies));
+  cluster->later(sender, [arriving, source]() mutable {
     std::memcpy(arriving.to, source, arriving.bytes);
     arriving.done();
   });
@@ -139,29 +139,29 @@ void st_async_to_cta(uint32_t rank, uint32_t to, std::vector<float> numbers, uin
 
 void tma_store(const TensorMap& to, const int (&at)[4], uint32_t from) {
   check_aligned("a panel at", from, 1024);
-  Thread& me = *running;
-  Block& block = *me.block;
+  Thread& thread = *running;
+  Block& block = *thread.block;
   const uint32_t bytes = uint32_t(to.rows * kRowBytes);
   const char* source = block.at(from, bytes, "stores from");
-  block.order->read(uint32_t(source - block.dynamic), bytes, SharedOrder::By::async, me.known, block.stores_of(me),
-                    uint32_t(++me.stores));
-  cluster->later(block, [&me, &block, to, from, source, place = std::to_array(at)] {
-    const int where[4] = {place[0], place[1], place[2], place[3]};
+  block.order->read(uint32_t(source - block.dynamic), bytes, SharedOrder::By::async, thread.known,
+                    block.stores_of(thread), uint32_t(++thread.stores));
+  cluster->later(block, [&thread, &block, to, from, source, coordinates = std::to_array(at)] {
+    const int where[4] = {coordinates[0], coordinates[1], coordinates[2], coordinates[3]};
     for (int row = 0; row < to.rows; ++row)
       for (int column = 0; column < 64; ++column)
         if (char* p = element(to, where, row, column))
           std::memcpy(p, source + (permuted(from + uint32_t(row * kRowBytes + 2 * column)) - from), 2);
-    ++me.tma_store_wait_read;
+    ++thread.tma_store_wait_read;
     block.stores.wake();
   });
 }
 
 void wait_for_stores() {
   if (planted(Bug::stores_wait)) return;
-  Thread& me = *running;
-  while (me.tma_store_wait_read < me.stores) me.block->stores.wait({"its bulk stores"});
-  me.stores_waited = me.stores;
-  if (me.stores) me.known.over[me.block->stores_of(me)] = uint32_t(me.stores);
+  Thread& thread = *running;
+  while (thread.tma_store_wait_read < thread.stores) thread.block->stores.wait({"its bulk stores"});
+  thread.stores_waited = thread.stores;
+  if (thread.stores) thread.known.over[thread.block->stores_of(thread)] = uint32_t(thread.stores);
 }
 
 // ---- copies of a thread
@@ -170,18 +170,18 @@ void copy_of_thread(uint32_t to, const void* from, uint32_t size, int bytes) {
   check_aligned("a target at", to, size);
   check_aligned("a source at", reinterpret_cast<uintptr_t>(from), size);
   if (bytes < 0 || uint32_t(bytes) > size) fault(text("copies %d bytes of %u", bytes, size));
-  Thread& me = *running;
-  Block& block = *me.block;
+  Thread& thread = *running;
+  Block& block = *thread.block;
   char* target = block.at(to, size, "copies to");
-  const int group = int(me.copy_groups.size()) - 1;
-  block.order->write(uint32_t(target - block.dynamic), size, SharedOrder::By::threads, me.known, block.copies_of(me),
-                     uint32_t(group + 1));
+  const int group = int(thread.copy_groups.size()) - 1;
+  block.order->write(uint32_t(target - block.dynamic), size, SharedOrder::By::threads, thread.known,
+                     block.copies_of(thread), uint32_t(group + 1));
   std::memset(target, 0xff, size);
-  ++me.copy_groups[size_t(group)];
-  cluster->later(block, [&me, &block, target, from, size, bytes, group] {
+  ++thread.copy_groups[size_t(group)];
+  cluster->later(block, [&thread, &block, target, from, size, bytes, group] {
     std::memcpy(target, from, size_t(bytes));
     std::memset(target + bytes, 0, size - uint32_t(bytes));
-    --me.copy_groups[size_t(group)];
+    --thread.copy_groups[size_t(group)];
     block.copies.wake();
   });
 }
@@ -191,12 +191,13 @@ void group_copies() { running->copy_groups.push_back(0); }
 void wait_for_copies(int but_the_last) {
   if (planted(Bug::cp_async_wait_all)) return;
   if (planted(Bug::copies_late)) ++but_the_last;
-  Thread& me = *running;
-  const int over = int(me.copy_groups.size()) - 1 - but_the_last;  // the last of them is not closed
+  Thread& thread = *running;
+  const int over = int(thread.copy_groups.size()) - 1 - but_the_last;  // the last of them is not closed
   for (int group = 0; group < over; ++group)
-    while (me.copy_groups[size_t(group)]) me.block->copies.wait({"copies of its own, all but %d groups", but_the_last});
+    while (thread.copy_groups[size_t(group)])
+      thread.block->copies.wait({"copies of its own, all but %d groups", but_the_last});
   if (over > 0) {
-    uint32_t& known = me.known.over[me.block->copies_of(me)];
+    uint32_t& known = thread.known.over[thread.block->copies_of(thread)];
     known = std::max(known, uint32_t(over));
   }
 }
@@ -219,12 +220,12 @@ const uint64_t* rows(uint32_t at) {
 
 void load_matrices(uint32_t (&r)[4], uint32_t at, bool transposed) {
   if (planted(Bug::turned_matrices)) transposed = !transposed;
-  Thread& me = *running;
+  Thread& thread = *running;
   const uint64_t* addresses = rows(at);
-  char* mine = me.block->at(at, 16, "loads matrices from");
-  me.block->order->read(uint32_t(mine - me.block->dynamic), 16, SharedOrder::By::threads, me.known, me.party(),
-                        me.epoch);
-  const int lane = me.lane();
+  char* row = thread.block->at(at, 16, "loads matrices from");
+  thread.block->order->read(uint32_t(row - thread.block->dynamic), 16, SharedOrder::By::threads, thread.known,
+                            thread.party(), thread.epoch);
+  const int lane = thread.lane();
   for (int m = 0; m < 4; ++m)
     for (int h = 0; h < 2; ++h) {
       uint16_t value;
@@ -238,12 +239,12 @@ void load_matrices(uint32_t (&r)[4], uint32_t at, bool transposed) {
 }
 
 void stmatrix(const uint32_t (&r)[4], uint32_t at, bool transposed) {
-  Thread& me = *running;
+  Thread& thread = *running;
   const uint64_t* addresses = rows(at);
-  char* mine = me.block->at(at, 16, "stores matrices to");
-  me.block->order->write(uint32_t(mine - me.block->dynamic), 16, SharedOrder::By::threads, me.known, me.party(),
-                         me.epoch);
-  const int lane = me.lane();
+  char* row = thread.block->at(at, 16, "stores matrices to");
+  thread.block->order->write(uint32_t(row - thread.block->dynamic), 16, SharedOrder::By::threads, thread.known,
+                             thread.party(), thread.epoch);
+  const int lane = thread.lane();
   for (int m = 0; m < 4; ++m)
     for (int h = 0; h < 2; ++h) {
       const uint16_t value = uint16_t(r[m] >> (16 * h));

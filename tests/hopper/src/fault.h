@@ -23,6 +23,6 @@ struct Fault : std::runtime_error {
 }
 
 // Ends the launch: the thread that calls this is not resumed, and the launch throws Fault, which says who it was.
-[[noreturn]] void fault(const std::string& what);
+[[noreturn]] void fault(const std::string& message);
 
 }  // namespace emulator

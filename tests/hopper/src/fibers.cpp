@@ -56,10 +56,10 @@ void Fiber::begin(void (*entry)()) {
   *--top = 0;  // where entry() would return to, which keeps the stack aligned as after a call
   *--top = reinterpret_cast<uint64_t>(entry);
   for (int i = 0; i < 6; ++i) *--top = 0;
-  here_ = top;
+  fiber_ = top;
 }
-void Fiber::enter() { emulator_switch_stack(&scheduler_, here_); }
-void Fiber::leave() { emulator_switch_stack(&here_, scheduler_); }
+void Fiber::enter() { emulator_switch_stack(&scheduler_, fiber_); }
+void Fiber::leave() { emulator_switch_stack(&fiber_, scheduler_); }
 
 }  // namespace emulator
 
@@ -68,14 +68,14 @@ void Fiber::leave() { emulator_switch_stack(&here_, scheduler_); }
 namespace emulator {
 
 void Fiber::begin(void (*entry)()) {
-  getcontext(&here_);
-  here_.uc_stack.ss_sp = stack_.get();
-  here_.uc_stack.ss_size = kStackBytes;
-  here_.uc_link = nullptr;
-  makecontext(&here_, entry, 0);
+  getcontext(&fiber_);
+  fiber_.uc_stack.ss_sp = stack_.get();
+  fiber_.uc_stack.ss_size = kStackBytes;
+  fiber_.uc_link = nullptr;
+  makecontext(&fiber_, entry, 0);
 }
-void Fiber::enter() { swapcontext(&scheduler_, &here_); }
-void Fiber::leave() { swapcontext(&here_, &scheduler_); }
+void Fiber::enter() { swapcontext(&scheduler_, &fiber_); }
+void Fiber::leave() { swapcontext(&fiber_, &scheduler_); }
 
 }  // namespace emulator
 

@@ -25,9 +25,9 @@ class Fiber {
 
   std::unique_ptr<char[]> stack_;
 #if defined(__x86_64__)
-  void *here_ = nullptr, *scheduler_ = nullptr;
+  void *fiber_ = nullptr, *scheduler_ = nullptr;
 #else
-  ucontext_t here_, scheduler_;
+  ucontext_t fiber_, scheduler_;
 #endif
 };
 

@@ -36,8 +36,8 @@ class SharedOrder {
   enum class By { threads, async };
 
   // By `who`, which knows what is over, in an epoch of its own; faults where something before it is not.
-  void read(uint32_t at, uint32_t bytes, By by, const Knowledge& known, Party who, uint32_t epoch);
-  void write(uint32_t at, uint32_t bytes, By by, const Knowledge& known, Party who, uint32_t epoch);
+  void read(uint32_t at, uint32_t bytes, By by, const Knowledge& known, Party party, uint32_t epoch);
+  void write(uint32_t at, uint32_t bytes, By by, const Knowledge& known, Party party, uint32_t epoch);
 
  private:
   static constexpr int kFew = 2;
@@ -51,7 +51,7 @@ class SharedOrder {
     std::unique_ptr<std::vector<uint32_t>> more;  // epochs by party, where readers are many
   };
 
-  void after_writer(const Word& word, uint32_t at, By by, const Knowledge& known, Party who, const char* does) const;
+  void after_writer(const Word& word, uint32_t at, By by, const Knowledge& known, Party party, const char* does) const;
 
   std::vector<Word> words_;
 };

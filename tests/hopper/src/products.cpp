@@ -38,13 +38,13 @@ struct Operand {
   // Element k of row (of A) or column (of B) i.
   uint32_t at(int i, int k) const {
     const uint32_t u = uint32_t(i),
-                   place = across ? start + u / 64 * next_panel + k / 8 * next_rows + k % 8 * 128 + u % 64 * 2
-                                  : start + u / 8 * next_rows + u % 8 * 128 + k * 2;
-    return place ^ (place / 128 % 8 * 16);
+                   offset = across ? start + u / 64 * next_panel + k / 8 * next_rows + k % 8 * 128 + u % 64 * 2
+                                   : start + u / 8 * next_rows + u % 8 * 128 + k * 2;
+    return offset ^ (offset / 128 % 8 * 16);
   }
   // f(address, bytes) for the stretches of 16 bytes that its rows first to last - 1 consist of.
   template <class F>
-  void each_piece(int first, int last, F&& f) const {
+  void each_vec16(int first, int last, F&& f) const {
     if (across) {
       for (int k = 0; k < kDepth; ++k)
         for (int i = first; i < last; i += 8) f(at(i, k), 16);
@@ -65,7 +65,7 @@ struct Operand {
 
 void check_operand(const Operand& operand, int first, int last, Party reader, uint32_t epoch) {
   Block& block = *running->block;
-  operand.each_piece(first, last, [&](uint32_t at, uint32_t bytes) {
+  operand.each_vec16(first, last, [&](uint32_t at, uint32_t bytes) {
     const char* p = block.at(at, bytes, "multiplies by");
     block.order->read(uint32_t(p - block.dynamic), bytes, SharedOrder::By::async, running->known, reader, epoch);
   });
@@ -79,7 +79,7 @@ Sum& sum_of(Thread& thread, const float* at) {
 
 void run(Block& block, int group, const IssuedProduct& p) {
   static double a[kRows * kDepth], b[256 * kDepth];
-  if (p.held) {
+  if (p.a_in_registers) {
     for (int t = 0; t < kGroup; ++t)
       for (int w = 0; w < 4; ++w)
         for (int e = 0; e < 2; ++e) {
@@ -101,33 +101,33 @@ void run(Block& block, int group, const IssuedProduct& p) {
   }
 }
 
-void issue(Product product, float* sum, const uint32_t* held) {
+void issue(Product product, float* sum, const uint32_t* a_registers) {
   if (planted(Bug::far_operand)) product.b |= (255 << 10) >> 4;
   if (planted(Bug::slipped_operand)) product.b += 32 >> 4;
-  Thread& me = *running;
-  const int group = group_of(me), in_group = me.index % kGroup, registers = product.columns / 2;
-  ProductGroup& products = me.block->groups[group];
-  if (!me.begun) fault("multiplies without a fence before the group");
+  Thread& thread = *running;
+  const int group = group_of(thread), in_group = thread.index % kGroup, registers = product.columns / 2;
+  ProductGroup& products = thread.block->groups[group];
+  if (!thread.begun) fault("multiplies without a fence before the group");
   const int nth = products.issued[in_group]++ - products.dropped;
   if (nth == int(products.products.size())) products.products.push_back({product, 0, {}, {}});
   IssuedProduct& p = products.products[nth];
   if (!(static_cast<const Product&>(p) == product)) fault("multiplies otherwise than its warpgroup");
-  if (held) std::copy_n(held, 4, p.left[in_group].begin());
+  if (a_registers) std::copy_n(a_registers, 4, p.left[in_group].begin());
   p.sum[in_group] = sum;
   ++p.issued;
 
-  const auto found = std::find_if(me.sums.begin(), me.sums.end(), [&](const Sum& s) { return s.at == sum; });
-  if (found == me.sums.end())
-    me.sums.push_back({sum, std::vector<float>(sum, sum + registers), me.committed});
+  const auto found = std::find_if(thread.sums.begin(), thread.sums.end(), [&](const Sum& s) { return s.at == sum; });
+  if (found == thread.sums.end())
+    thread.sums.push_back({sum, std::vector<float>(sum, sum + registers), thread.committed});
   else
-    found->group = me.committed;
+    found->group = thread.committed;
   std::fill_n(sum, registers, NAN);
 
-  if (me.lane()) return;  // a warp's first lane speaks for it
-  const Party party = me.block->products_of(group);
-  const uint32_t epoch = uint32_t(me.committed) + 1;
-  const int first = me.warp() % 4 * 16;
-  if (!product.held) check_operand({product.a, product.a_across}, first, first + 16, party, epoch);
+  if (thread.lane()) return;  // a warp's first lane speaks for it
+  const Party party = thread.block->products_of(group);
+  const uint32_t epoch = uint32_t(thread.committed) + 1;
+  const int first = thread.warp() % 4 * 16;
+  if (!product.a_in_registers) check_operand({product.a, product.a_across}, first, first + 16, party, epoch);
   check_operand({product.b, product.b_across}, 0, product.columns, party, epoch);
 }
 
@@ -138,12 +138,12 @@ void wgmma_fence() {
 }
 
 void wgmma_commit() {
-  Thread& me = *running;
-  const int group = group_of(me);
-  Block& block = *me.block;
+  Thread& thread = *running;
+  const int group = group_of(thread);
+  Block& block = *thread.block;
   ProductGroup& products = block.groups[group];
-  me.begun = false;
-  products.committed[me.index % kGroup] = ++me.committed;
+  thread.begun = false;
+  products.committed[thread.index % kGroup] = ++thread.committed;
   const int complete = *std::min_element(products.committed.begin(), products.committed.end());
   if (complete == products.complete) return;
   products.complete = complete;
@@ -160,15 +160,15 @@ void wgmma_commit() {
 
 void wgmma_wait(int but_the_last) {
   if (planted(Bug::wgmma_wait)) return;
-  Thread& me = *running;
-  const int group = group_of(me), until = me.committed - but_the_last;
-  ProductGroup& products = me.block->groups[group];
+  Thread& thread = *running;
+  const int group = group_of(thread), until = thread.committed - but_the_last;
+  ProductGroup& products = thread.block->groups[group];
   while (products.done < until) products.queue.wait({"products of warpgroup %d", group});
   if (until > 0) {
-    uint32_t& over = me.known.over[me.block->products_of(group)];
+    uint32_t& over = thread.known.over[thread.block->products_of(group)];
     over = std::max(over, uint32_t(until));
   }
-  std::erase_if(me.sums, [&](Sum& sum) {
+  std::erase_if(thread.sums, [&](Sum& sum) {
     if (sum.group >= until) return false;
     std::copy(sum.values.begin(), sum.values.end(), sum.at);
     return true;

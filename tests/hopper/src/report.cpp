@@ -32,11 +32,11 @@ std::string source_lines() {
   if (FILE* out = popen((command + " 2>/dev/null").c_str(), "r")) {
     char line[1024];
     while (std::fgets(line, sizeof line, out)) {
-      const std::string whole = line;
-      const size_t at = whole.find("csrc/");
+      const std::string symbol = line;
+      const size_t at = symbol.find("csrc/");
       if (at == std::string::npos) continue;
-      const std::string place = whole.substr(at, whole.find_first_of(" \n", at) - at);
-      if (seen.insert(place).second) lines += (lines.empty() ? "" : " < ") + place;
+      const std::string location = symbol.substr(at, symbol.find_first_of(" \n", at) - at);
+      if (seen.insert(location).second) lines += (lines.empty() ? "" : " < ") + location;
     }
     pclose(out);
   }
@@ -44,23 +44,23 @@ std::string source_lines() {
 }
 
 std::string thread_name(const Thread& t) {
-  const bool alone = t.block->cluster->blocks.size() == 1;
-  return text("thread %d%s", t.index, alone ? "" : text(" of block %d", t.block->rank).c_str());
+  const bool single_block = t.block->cluster->blocks.size() == 1;
+  return text("thread %d%s", t.index, single_block ? "" : text(" of block %d", t.block->rank).c_str());
 }
 
 }  // namespace
 
 std::string& pending_fault() {
-  static std::string what;
-  return what;
+  static std::string message;
+  return message;
 }
 
-void fault(const std::string& what) {
-  if (!running) throw Fault(what);
-  Thread& me = *running;
-  pending_fault() = thread_name(me) + " " + what + ", at " + source_lines();
-  me.set(Thread::State::finished);
-  for (;;) me.fiber.leave();
+void fault(const std::string& message) {
+  if (!running) throw Fault(message);
+  Thread& thread = *running;
+  pending_fault() = thread_name(thread) + " " + message + ", at " + source_lines();
+  thread.set(Thread::State::finished);
+  for (;;) thread.fiber.leave();
 }
 
 std::string party_name(Party party) {
@@ -80,12 +80,12 @@ std::string party_name(Party party) {
 }
 
 void Queue::wait(const Waiting& waiting) {
-  Thread& me = *running;
-  threads_.push_back(&me);
-  me.waiting = waiting;
-  me.set(Thread::State::waiting);
-  for (me.fiber.leave(); me.block->cluster->asked_where; me.fiber.leave())
-    *me.block->cluster->asked_where = source_lines();
+  Thread& thread = *running;
+  threads_.push_back(&thread);
+  thread.waiting = waiting;
+  thread.set(Thread::State::waiting);
+  for (thread.fiber.leave(); thread.block->cluster->asked_where; thread.fiber.leave())
+    *thread.block->cluster->asked_where = source_lines();
 }
 
 void Queue::wake(const Knowledge* learned) {
@@ -105,7 +105,7 @@ std::string describe_deadlock(Cluster& c) {
       Thread& thread = *block->threads[first];
       size_t last = first;
       const auto same = [&](const Thread& other) {
-        return other.state == thread.state && other.waiting.what == thread.waiting.what &&
+        return other.state == thread.state && other.waiting.text == thread.waiting.text &&
                other.waiting.which == thread.waiting.which;
       };
       while (last + 1 < block->threads.size() && same(*block->threads[last + 1])) ++last;
@@ -113,7 +113,7 @@ std::string describe_deadlock(Cluster& c) {
         running = &thread;
         thread.fiber.enter();
         running = nullptr;
-        std::string which = text(thread.waiting.what, int(thread.waiting.which));
+        std::string which = text(thread.waiting.text, int(thread.waiting.which));
         report += text("\n  threads %zu to %zu of block %d: ", first, last, block->rank) + which + ", at " + where;
       }
       first = last + 1;

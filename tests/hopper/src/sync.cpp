@@ -89,19 +89,19 @@ bool wait_for_shared_words() {
   return true;
 }
 
-const uint64_t* exchange(uint64_t mine) {
-  Thread& me = *running;
-  Exchange& with = me.block->exchanges[me.warp()];
-  uint64_t* room = with.value[with.generation % 2];
-  room[me.lane()] = mine;
+const uint64_t* exchange(uint64_t value) {
+  Thread& thread = *running;
+  Exchange& with = thread.block->exchanges[thread.warp()];
+  uint64_t* values = with.value[with.generation % 2];
+  values[thread.lane()] = value;
   if (++with.arrived < kWarp) {
-    with.queue.wait({"the other lanes of warp %d", me.warp()});
+    with.queue.wait({"the other lanes of warp %d", thread.warp()});
   } else {
     with.arrived = 0;
     ++with.generation;
     with.queue.wake();
   }
-  return room;
+  return values;
 }
 
 // ---- mbarriers
@@ -142,9 +142,9 @@ void mbarrier_arrive(uint32_t at, int rank) {
   if (planted(Bug::barrier_arrival, int(at - kFirstAddress))) return;
   if (rank >= int(cluster->blocks.size()))
     fault(text("arrives at block %d of a cluster of %zu", rank, cluster->blocks.size()));
-  Block& there = rank < 0 ? *running->block : *cluster->blocks[rank];
-  if (!there.unfinished) fault("arrives at an mbarrier of a block that is gone");
-  PhaseBarrier& barrier = there.barrier(at);
+  Block& target = rank < 0 ? *running->block : *cluster->blocks[rank];
+  if (!target.unfinished) fault("arrives at an mbarrier of a block that is gone");
+  PhaseBarrier& barrier = target.barrier(at);
   if (barrier.pending == 0) fault(text("arrives at mbarrier %d once more than its %d", barrier.index, barrier.count));
   running->tell(barrier.gathered);
   --barrier.pending;
@@ -175,21 +175,21 @@ void fence_proxy() {
 // ---- registers
 
 void change_registers(int count, bool more) {
-  Thread& me = *running;
+  Thread& thread = *running;
   if (more && planted(Bug::more_registers)) count += 8;
   if (count % 8 || count < 24 || count > 256) fault(text("sets %d registers: a multiple of 8 from 24 to 256", count));
-  if (more ? count < me.registers : count > me.registers)
-    fault(text("%s registers from %d to %d", more ? "takes" : "leaves", me.registers, count));
+  if (more ? count < thread.registers : count > thread.registers)
+    fault(text("%s registers from %d to %d", more ? "takes" : "leaves", thread.registers, count));
   int all = 0;
-  const int block_has = 65536 / int(me.block->threads.size()) / 8 * 8 * int(me.block->threads.size());
+  const int block_has = 65536 / int(thread.block->threads.size()) / 8 * 8 * int(thread.block->threads.size());
   const auto fits = [&] {
-    all = count - me.registers;
-    for (auto& thread : me.block->threads) all += thread->registers;
+    all = count - thread.registers;
+    for (auto& other : thread.block->threads) all += other->registers;
     return all <= block_has;
   };
-  while (!fits()) me.block->registers.wait({"%d registers a thread", count});
-  me.registers = count;
-  if (!more) me.block->registers.wake();
+  while (!fits()) thread.block->registers.wait({"%d registers a thread", count});
+  thread.registers = count;
+  if (!more) thread.block->registers.wake();
 }
 
 }  // namespace emulator

@@ -15,7 +15,7 @@ void write_shared_word(void* to, uint32_t word);  // of the grid's blocks
 bool wait_for_shared_words();                     // until another is written
 
 // Each lane hands a value over and sees all 32.
-const uint64_t* exchange(uint64_t mine);
+const uint64_t* exchange(uint64_t value);
 
 void mbarrier_init(uint32_t at, int count);
 void mbarrier_arrive(uint32_t at, int rank);  // rank: of the block in its cluster; -1: this one
