@@ -47,7 +47,7 @@ XLSTM_DEVICE int opaque_uniform(int x) {
 
 // True, unknown to the compiler: code behind a branch on it stays a basic block of its own. In one block with the code
 // around it, the compiler reorders both, and needs more registers.
-XLSTM_DEVICE bool own_block() { return opaque_uniform(1) != 0; }
+XLSTM_DEVICE bool separate_basic_block() { return opaque_uniform(1) != 0; }
 
 // Reloads a kernel's params after this point: otherwise the compiler loads all of them ahead of a loop, into more
 // scalar registers than there are.

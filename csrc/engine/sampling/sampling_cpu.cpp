@@ -41,7 +41,7 @@ int64_t sample(const xlstm_draw& p, const SampleRules& rules, const Row& row, in
   const auto weight = [&](int64_t token) { return weight_of(row.score(token), max_score, rules.steepness); };
   uint32_t min_rank = 0;
   if (rules.some_k) min_rank = find_edge(row, uint64_t(p.top_k), [](int64_t, uint32_t) { return 1; }).rank;
-  int64_t ties_kept = p.vocab;  // how many tokens of rank min_rank are kept, from the first one on
+  int64_t tie_candidates = p.vocab;  // how many tokens of rank min_rank are kept, from the first one on
   if (rules.some_p) {
     const auto amount = [&](int64_t token, uint32_t rank) { return rank >= min_rank ? weight(token) : 0; };
     uint64_t total = 0;
@@ -49,21 +49,21 @@ int64_t sample(const xlstm_draw& p, const SampleRules& rules, const Row& row, in
     const uint64_t limit = share_of(rules.share, total);
     const Edge edge = find_edge(row, limit, amount);
     min_rank = edge.rank;
-    ties_kept =
+    tie_candidates =
         int64_t(ties_to_keep(limit, edge.above, weight_of(score_of_rank(min_rank), max_score, rules.steepness)));
   }
   // Calls f(token, weight) for kept tokens, in their order, until it returns false.
-  const auto for_each_kept = [&](auto&& f) {
+  const auto for_each_candidate = [&](auto&& f) {
     int64_t ties_met = 0;
     for (int64_t token = 0; token < p.vocab; ++token) {
       const uint32_t rank = row.rank(token);
-      if (rank > min_rank || (rank == min_rank && ties_met++ < ties_kept))
+      if (rank > min_rank || (rank == min_rank && ties_met++ < tie_candidates))
         if (!f(token, weight(token))) return;
     }
   };
   int64_t* const weights = p.weights ? p.weights + b * p.vocab : nullptr;
   uint64_t total = 0;
-  for_each_kept([&](int64_t token, uint64_t w) {
+  for_each_candidate([&](int64_t token, uint64_t w) {
     if (weights) weights[token] = int64_t(w);
     total += w;
     return true;
@@ -71,7 +71,7 @@ int64_t sample(const xlstm_draw& p, const SampleRules& rules, const Row& row, in
   const uint64_t position = sampled_position(uint64_t(p.seeds[b]), uint64_t(p.numbers[b]), total);
   int64_t sampled = kNothingSampled;
   total = 0;
-  for_each_kept([&](int64_t token, uint64_t w) {
+  for_each_candidate([&](int64_t token, uint64_t w) {
     sampled = token;
     total += w;
     return total <= position;

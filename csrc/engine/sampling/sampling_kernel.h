@@ -199,16 +199,16 @@ XLSTM_DEVICE int64_t sample(const SampleParams& params, const SampleRow& row, in
     if (row.sum(ties) > tie_count) last = row.token_at(tie_count - 1, ties);
     min_rank = edge.rank;
   }
-  const auto weight_if_kept = [&](int token, float score) -> uint64_t {
+  const auto candidate_weight = [&](int token, float score) -> uint64_t {
     const uint32_t rank = rank_of(score);
     return rank > min_rank || (rank == min_rank && token <= last) ? weight(score) : 0;
   };
   if (p.weights) {
     int64_t* const weights = p.weights + b * p.vocab;
-    row.each([&](int token, float score) { weights[token] = int64_t(weight_if_kept(token, score)); });
+    row.each([&](int token, float score) { weights[token] = int64_t(candidate_weight(token, score)); });
   }
-  const uint64_t total = row.sum(weight_if_kept);
-  return row.token_at(sampled_position(uint64_t(p.seeds[b]), uint64_t(p.numbers[b]), total), weight_if_kept);
+  const uint64_t total = row.sum(candidate_weight);
+  return row.token_at(sampled_position(uint64_t(p.seeds[b]), uint64_t(p.numbers[b]), total), candidate_weight);
 }
 
 template <bool kGreedy>

@@ -146,7 +146,7 @@ struct Walk {
 
   // out = f (a C)
   XLSTM_DEVICE void multiply_state(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles) {
-    if (is_rdna(kFamily) && !own_block()) return;  // without it clang 19 spills up to 284 registers
+    if (is_rdna(kFamily) && !separate_basic_block()) return;  // without it clang 19 spills up to 284 registers
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
@@ -218,7 +218,8 @@ struct Walk {
                         weighted_y[ys], lane);
       };
       load();
-      if (!kTerms.states_only && in.slice_row() == 0 && own_block() && k / kStep<E> % kShape.waves_x == wave_x)
+      if (!kTerms.states_only && in.slice_row() == 0 && separate_basic_block() &&
+          k / kStep<E> % kShape.waves_x == wave_x)
 #pragma unroll
         for (int ts = 0; ts < kTStrips; ++ts) {
           const int t = ts * kStep<E>;
