@@ -35,7 +35,7 @@ from code_objects import BUILD, ROOT, Compiler, Instruction, Kernel, NoCompiler,
 
 WHEELS = Path(__file__).with_name("wheels.txt")
 FOLDER = ROOT / "build" / "rocm"
-ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100")
+ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 MEMBERS = (  # of the wheels, what is unpacked
     r"ziglang/(zig|LICENSE|lib/include/.*)",
     r"triton/backends/amd/(include/hip/.*|lib/(ocml|ockl)\.bc)",
@@ -94,7 +94,8 @@ def unpack(parts: Path) -> None:
         run(*zig, libraries / f"{name}.ll", "-o", libraries / f"{name}.bc")
 
 
-PARTS = FOLDER / hashlib.sha256(WHEELS.read_bytes()).hexdigest()[:12]  # of the unpacked wheels
+# Of the unpacked wheels, and of the constants.
+PARTS = FOLDER / hashlib.sha256(WHEELS.read_bytes() + repr(CONSTANTS).encode()).hexdigest()[:12]
 
 
 def ensure_parts() -> None:

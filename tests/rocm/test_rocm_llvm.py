@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU kernels as ROCm 7.2's LLVM makes them of sources with HIP 7.1's headers: no scratch, no spills, and as many
-blocks at once as plans count on; gfx950 among the chips, which Debian's clang does not know.
+blocks at once as plans count on. Of the chips, gfx950 and gfx1201 are not in the build of tests/amd.
 
 No GPU is needed, and no ROCm. `./scripts/test rocm` downloads what is needed.
 """
@@ -23,14 +23,17 @@ pytestmark = pytest.mark.amd
 OUTPUTS = rocm_llvm.ROOT / "test_outputs"
 
 # The sources that are compiled by default: of sources that there are for several types of elements the one for
-# bfloat16, and of these for the other chips what takes seconds. With all rows, everything.
+# bfloat16, and of these, for the chips that tests/amd compiles for, the sources that take seconds. With all rows,
+# everything. LLVM needs more than a minute for the walk: by default gfx950 alone has it, and gfx1201 only clang's part.
 OTHER_ELEMENTS = {"Float16", "float", "Float16Weights", "ByteWeights", "NibbleWeights"}
-LARGE = ("chunk_walk_", "backward_kernels_", "forward_kernels_")
+WALK = "chunk_walk_BFloat16"
+IN_WALK = {"chunk_walk", "chunk_walk_wide", "dot_last_states", "scan_segment_states"}  # templates of that source
 DECODING = ("decode_kernels_", "mla_kernels_", "gemm_mma_")
 USUAL = {
     "gfx950": lambda stem: True,
     "gfx942": lambda stem: stem.startswith(DECODING),
-    "gfx1100": lambda stem: not stem.startswith(LARGE),
+    "gfx1100": lambda stem: stem.startswith(DECODING),
+    "gfx1201": lambda stem: stem != WALK,
 }
 
 # Kernels that spill here and not under clang 19, which gives them 181 to 255 registers of 256: AMD's LLVM moves more
@@ -66,6 +69,7 @@ def test_every_family_is_there(kernels: list[Kernel]) -> None:
     assert {"chunk_walk", "forward_kernel", "dkdv_kernel", "decode_kernel", "mla_kernel"} <= templates["gfx950"]
     assert {"gemm_mma_kernel", "norm_forward_rows", "pointwise", "recurrent_step"} <= templates["gfx950"]
     assert {"decode_kernel", "mla_kernel", "gemm_mma_kernel"} <= templates["gfx942"] & templates["gfx1100"]
+    assert templates["gfx950"] - templates["gfx1201"] <= IN_WALK
 
 
 def test_no_scratch_and_no_spills(kernels: list[Kernel]) -> None:
@@ -98,6 +102,22 @@ def test_matrix_products_are_made_by_the_matrix_unit(kernels: list[Kernel]) -> N
     assert not idle, [f"{x.arch} {x.name}" for x in idle]
 
 
+def test_the_walk_for_rdna4_passes_clang() -> None:
+    try:
+        sources = rocm_llvm.sources()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    ((source, flags),) = ((path, flags) for path, flags in sources.items() if path.stem == WALK)
+    assert "@llvm.amdgcn.wmma.f32.16x16x16.bf16" in rocm_llvm.text_of(source, "gfx1201", flags)
+
+
+def test_halves_of_a_wave_exchange_strips_on_rdna3_alone(kernels: list[Kernel]) -> None:
+    """arch/layouts.h: on RDNA4 an accumulated strip is the next product's operand as it lies."""
+    chaining = [x for x in kernels if x.template in ("forward_kernel", "decode_kernel", "mla_kernel", "dkdv_kernel")]
+    exchanging = {x.arch for x in chaining if any(i.name.startswith("v_permlanex16") for i in x.instructions)}
+    assert exchanging == {"gfx1100"}
+
+
 SPILLING = """\
 #include <hip/hip_runtime.h>
 extern "C" __global__ void __launch_bounds__(1024) many_values(float* x) {
@@ -111,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(1024) many_values(float* x) {
 """
 
 
-@pytest.mark.parametrize("arch", ["gfx950", "gfx1100"])
+@pytest.mark.parametrize("arch", ["gfx950", "gfx1100", "gfx1201"])
 def test_spills_are_seen(tmp_path: Path, arch: str) -> None:
     source = tmp_path / "many_values.hip"
     source.write_text(SPILLING)

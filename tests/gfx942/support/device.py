@@ -44,7 +44,15 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(builds.interpreter()), mode=ctypes.RTLD_GLOBAL)
     for name in ("hipGetErrorString", "hipGetErrorName", "gfx942_last_fault", "gfx942_counters_json"):
         getattr(loaded, name).restype = ctypes.c_char_p
-    texts = ("device_json", "kernel_json", "kernels_json", "operations", "checks_json", "warnings_json", "recordings_json")
+    texts = (
+        "device_json",
+        "kernel_json",
+        "kernels_json",
+        "operations",
+        "checks_json",
+        "warnings_json",
+        "recordings_json",
+    )
     for name in texts:
         getattr(loaded, f"gfx942_{name}").restype = ctypes.c_char_p
     return loaded
