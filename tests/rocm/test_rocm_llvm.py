@@ -39,7 +39,6 @@ USUAL = {
 # Kernels that spill here and not under clang 19, which gives them 181 to 255 registers of 256: AMD's LLVM moves more
 # loads ahead of their use.
 KNOWN = {
-    *(("gfx1100", f"dkdv_kernel<{e}, {keys}, 128, false>") for e in ("bf16", "fp16") for keys in (128, 192)),
     *(("gfx1100", f"chunk_walk<fp32, 512, 16, {output}>") for output in ("dq", "dk")),
     *(("gfx1100", f"gemm_mma_kernel<Float16Weights, {batch}, 32>") for batch in (1, 8)),
 }

@@ -132,7 +132,8 @@ struct BackwardSoftmax {
   // weights, and puts w dy/ds (the factor of ds) into dp; kMakesDs alone computes ds from that factor in s.
   template <bool kMakesWeights = true, bool kMakesDs = true>
   XLSTM_DEVICE void gradient(Scores& s, Scores& dp, const Block& block, float slope, bool masked) const {
-    if constexpr (kMakesDs && (kHasScoreMod || !Tiles::kAllAtOnce)) {  // computed before the branches below
+    // Computed before the branches below, where its operands would take too many registers.
+    if constexpr (kMakesDs && (kHasScoreMod || !Tiles::kAllAtOnce || kFamily == Family::rdna)) {
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
