@@ -62,7 +62,9 @@ struct MlaTiles {
         strip(wave_id() % kRowStrips),
         part(wave_id() / kRowStrips),
         row_info(at, head, first + strip * kStripColumns),
-        scale(float(in.softmax_scale * std::numbers::log2e)) {}
+        scale(float(in.softmax_scale * std::numbers::log2e)) {
+    if constexpr (kFamily == Family::rdna) scale = uniform(scale);  // one register less, so one wave more fits a SIMD
+  }
 
   XLSTM_DEVICE QueryRow<int64_t> query_of(uint32_t row) const { return query_row(key_head, row, group); }
 
