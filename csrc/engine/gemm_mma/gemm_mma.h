@@ -112,11 +112,20 @@ struct GemmMma {
         read_x(at, u, s, stream);
         multiply_unit(chain, stream, s, part);
       }
+      if constexpr (kFamily == Family::rdna && !Weights::kGroups) materialise_sums();
     }
     if constexpr (Shape::kLaneSharded)
       scale_lane_column(step, groups, part, inputs.step_sums(at));
     else if constexpr (Weights::kGroups)
       scale_columns_of_groups(step, groups, part, inputs.step_sums(at));
+  }
+  // The compiler would delay a unit's products until after the next step's branches, and RDNA has no registers for the
+  // operands of all units.
+  XLSTM_DEVICE void materialise_sums() {
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) sum[c][s].materialise();
   }
   // The chain operands of a unit of features: this lane's weights as bfloat16.
   XLSTM_DEVICE static void dequantise_unit(const Step& step, int u, ChainVec16s& chain) {
