@@ -24,13 +24,13 @@ import re
 import shlex
 import shutil
 import sys
-import zipfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import code_objects
 import jobs
+import wheels
 from code_objects import BUILD, ROOT, Compiler, Instruction, Kernel, NoCompiler, parse_notes, run, short_name
 
 WHEELS = Path(__file__).with_name("wheels.txt")
@@ -58,15 +58,7 @@ FOREIGN = re.compile(r' nocreateundeforpoison| "target-features"="[^"]*"')
 
 def unpack(parts: Path) -> None:
     """Downloads the wheels, and lays out of their files what clang takes for its own folder and for ROCm."""
-    wheels = parts / "wheels"
-    tags = [f"--platform={x}" for x in ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2010_x86_64")]
-    versions = ("--python-version=3.11", "--implementation=cp", "--only-binary=:all:", "--no-deps", "--require-hashes")
-    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
-    run(*pip, *versions, *tags, "-r", WHEELS, "-d", wheels)
-    for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(parts, [x for x in archive.namelist() if re.fullmatch("|".join(MEMBERS), x)])
-    shutil.rmtree(wheels)
+    wheels.unpack(WHEELS, parts, MEMBERS)
     (parts / "ziglang/zig").chmod(0o755)
 
     headers = parts / "clang/include"

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wheels of PyPI, pinned by version and hash in a requirements file: downloaded, and some of their files unpacked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from code_objects import run
+
+
+def unpack(requirements: Path, folder: Path, members: Sequence[str]) -> None:
+    """The files whose names match a pattern, below the folder. pip compares the hashes."""
+    wheels = folder / "wheels"
+    tags = [f"--platform={x}" for x in ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2010_x86_64")]
+    versions = ("--python-version=3.11", "--implementation=cp", "--only-binary=:all:", "--no-deps", "--require-hashes")
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
+    run(*pip, *versions, *tags, "-r", requirements, "-d", wheels)
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder, [x for x in archive.namelist() if re.fullmatch("|".join(members), x)])
+    shutil.rmtree(wheels)
