@@ -26,7 +26,6 @@ Buffer descriptor(const Wave& w, const Instruction& i, const Operand& o) {
 }  // namespace
 
 BufferPlaces buffer_places(const Wave& w, const Instruction& i, int first_operand, uint32_t unit, int units) {
-  if (i.with.lds) w.fail(i, "loads from memory to LDS are not implemented");
   const Operand& address = i.operand[first_operand];
   const Buffer buffer = descriptor(w, i, i.operand[first_operand + 1]);
   const uint64_t scalar = uint32_t(w.known_scalar(i, i.operand[first_operand + 2], "the scalar offset"));
@@ -88,9 +87,40 @@ void tally_buffer(Wave& w, const Instruction& i, BufferPlaces p, uint32_t unit, 
   }
 }
 
+// A dword of each lane that is on, lane by lane from M0 and the instruction's offset; 0 from beyond the buffer.
+void load_to_lds(Wave& w, const Instruction& i) {
+  BufferPlaces p = buffer_places(w, i, 0, 4, 1);
+  check_addresses(w, i, p, 4, false);
+  Operand m0;
+  m0.kind = Operand::Kind::scalar, m0.index = kM0;
+  const uint32_t base = uint32_t(w.known_scalar(i, m0, "M0") & 0xffff) + uint32_t(i.with.offset);
+  const Lds::View lds = w.group.lds.view(w.number);
+  const Mask on = w.exec();
+  Vector at = {};
+  uint32_t rivals = 0;
+  for (Mask m = on; m; m &= m - 1) {
+    const int l = std::countr_zero(m);
+    at.lane[l] = base + 4 * uint32_t(l);
+    if (at.lane[l] + 4 > w.group.lds.size()) outside_lds(w, i, true, at.lane[l], 4, l);
+    uint32_t x = 0;
+    if (p.memory >> l & 1) std::memcpy(&x, reinterpret_cast<const void*>(p.address[l]), 4);
+    rivals |= lds.write<uint32_t>(at.lane[l], x, ~0u);
+  }
+  if (rivals) [[unlikely]]
+    find_races(w, i, Lds::Use::write, at, 4);
+  w.issue_vm({});
+  w.lds_loads.push_back({w.vm.issued, on, base});
+  tally_buffer(w, i, p, 4, 1);
+  tally_lds<4>(w, i, at, false);
+}
+
 // Dwords are within the buffer one by one: as if each were an access of its own.
 template <class Kind>
 void load(Wave& w, const Instruction& i) {
+  if (i.with.lds) {
+    if (i.mnemonic != "buffer_load_dword") w.fail(i, "loads to LDS of another size than a dword are not implemented");
+    return load_to_lds(w, i);
+  }
   const Operand& to = i.operand[0];
   BufferPlaces p = buffer_places(w, i, 1, kUnit<Kind>, kUnits<Kind>);
   check_memory_result(w, i, to);

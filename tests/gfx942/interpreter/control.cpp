@@ -80,6 +80,29 @@ void set_register(Wave& w, const Instruction& i) {
   set_mode(w, i, uint32_t(w.known_scalar(i, i.operand[1], "the MODE register")));
 }
 
+// Vector instructions do nothing, and count as nothing, while it is on.
+void set_skip(Wave& w, const Instruction& i) {
+  const uint64_t bits = w.known_scalar(i, i.operand[0], "whether vector instructions are skipped");
+  w.mode.set(Mode::kSkips, bits >> (w.known_scalar(i, i.operand[1], "the bit") & 31) & 1);
+}
+
+// ---- registers by an index: M0's bits 0 to 7, and which operands it moves: bits 12 to 15
+
+void put_in_m0(Wave& w, uint32_t x, uint32_t mask) {
+  w.s[kM0] = (w.s[kM0] & ~mask) | (x & mask);
+  w.s_defined[kM0] |= mask;
+}
+void set_index(Wave& w, const Instruction& i) {
+  put_in_m0(w, uint32_t(w.known_scalar(i, i.operand[0], "the index of registers")), 0xff);
+}
+void index_on(Wave& w, const Instruction& i) {
+  set_index(w, i);
+  put_in_m0(w, uint32_t(i.operand[1].value) << 12, 0xf000);
+  w.mode.set(Mode::kIndexes, true);
+}
+void index_off(Wave& w, const Instruction&) { w.mode.set(Mode::kIndexes, false); }
+void set_index_mode(Wave& w, const Instruction& i) { put_in_m0(w, uint32_t(i.operand[0].value) << 12, 0xf000); }
+
 Operation of_unit(Unit unit, Action run) { return {run, unit, 4, 0, {Type::b32, Type::b32}}; }
 
 }  // namespace
@@ -102,6 +125,11 @@ void add_control(Table& t) {
   t["s_waitcnt"] = of_unit(Unit::wait, &wait);
   for (const char* name : {"s_nop", "s_sleep", "s_setprio", "s_icache_inv", "s_dcache_wb"})
     t[name] = of_unit(Unit::wait, &nothing);
+  t["s_setvskip"] = of_unit(Unit::scalar, &set_skip);
+  t["s_set_gpr_idx_on"] = of_unit(Unit::scalar, &index_on);
+  t["s_set_gpr_idx_off"] = of_unit(Unit::scalar, &index_off);
+  t["s_set_gpr_idx_idx"] = of_unit(Unit::scalar, &set_index);
+  t["s_set_gpr_idx_mode"] = of_unit(Unit::scalar, &set_index_mode);
   t["s_sethalt"] = of_unit(Unit::wait, &halt);
   t["s_getreg_b32"] = {&get_register, Unit::scalar, 4, 1, {Type::b32, Type::b32}};
   t["s_setreg_b32"] = {&set_register, Unit::scalar, 4, 0, {Type::b32, Type::b32}};

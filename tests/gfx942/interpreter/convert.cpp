@@ -2,6 +2,7 @@
 // Conversions. To integers: towards zero, the nearest that fits, NaN is 0.
 #include <limits>
 
+#include "float8.h"
 #include "operations.h"
 
 namespace gfx942 {
@@ -31,6 +32,42 @@ uint32_t with_byte(float x, uint32_t at, uint32_t old) {
   return (old & ~(255u << shift)) | uint32_t(std::min(to_integer<uint32_t>(std::nearbyint(x)), 255u)) << shift;
 }
 
+// ---- bytes: a word of the source, which SDWA chooses, to two floats and back
+
+void two_from_fp8(Wave& w, const Instruction& i) {
+  refuse_clamp(w, i);
+  Mask defined = ~Mask(0);
+  Vector buffer;
+  const uint32_t* x = w.source32(i, i.source(0), buffer, defined);
+  if (i.with.op_sel) w.fail(i, "op_sel of this instruction is not implemented");
+  Lanes<float> result[2];
+  for (int r = 0; r < 2; ++r)
+    for (int l = 0; l < kLanes; ++l) result[r].lane[l] = widen8<4>(x[l] >> 8 * r & 255);
+  Operand one = i.destination();
+  if (one.registers != 2) w.fail(i, "a pair of registers was expected");
+  one.registers = 1;
+  for (int r = 0; r < 2; ++r, ++one.index) store_lanes(w, i, one, result[r], defined, w.exec());
+}
+// The third bit of op_sel is the upper word of the result, whose other word stays.
+void two_to_fp8(Wave& w, const Instruction& i) {
+  refuse_clamp(w, i);
+  if (i.with.op_sel & 3) w.fail(i, "op_sel of a source is not implemented");
+  if (w.mode.round32()) w.fail(i, "another rounding than to nearest is not implemented");
+  Mask defined = ~Mask(0);
+  Lanes<float> buffer[2];
+  const float* x[2];
+  for (int j = 0; j < 2; ++j) x[j] = source<float, false>(w, i, j, buffer[j], defined);
+  Vector old_buffer, to;
+  Mask old_defined = ~Mask(0);
+  const uint32_t* old = w.source32(i, i.destination(), old_buffer, old_defined);
+  const int shift = i.with.op_sel >> 2 & 1 ? 16 : 0;
+  for (int l = 0; l < kLanes; ++l) {
+    const uint32_t word = narrow8<4>(x[0][l]) | narrow8<4>(x[1][l]) << 8;
+    to.lane[l] = (old[l] & ~(0xffffu << shift)) | word << shift;
+  }
+  w.result32(i, i.destination(), to.lane, defined, w.exec());
+}
+
 }  // namespace
 
 void add_conversions(Table& t) {
@@ -58,6 +95,9 @@ void add_conversions(Table& t) {
   t["v_cvt_f32_ubyte2"] = vector_op([](uint32_t a) { return float(a >> 16 & 255); });
   t["v_cvt_f32_ubyte3"] = vector_op([](uint32_t a) { return float(a >> 24); });
   t["v_cvt_pkrtz_f16_f32"] = vector_op([](float a, float b) { return packed_towards_zero(a, b); });
+  t["v_cvt_off_f32_i4"] = vector_op([](uint32_t a) { return float(int(a & 15) - int(a & 8) * 2) / 16; });
+  t["v_cvt_pk_f32_fp8"] = {&two_from_fp8, Unit::vector, 4, 1, {Type::f32, Type::b32}};
+  t["v_cvt_pk_fp8_f32"] = {&two_to_fp8, Unit::vector, 4, 1, {Type::b32, Type::f32, Type::f32}};
   t["v_cvt_pk_u8_f32"] = vector_op([](float a, uint32_t at, uint32_t old) { return with_byte(a, at, old); });
 }
 

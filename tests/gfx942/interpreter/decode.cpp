@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From LLVM's text of an instruction to its operands and modifiers. The C interface of libLLVM is declared here, so
 // that its headers need not be installed.
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstring>
@@ -257,7 +258,9 @@ bool dpp(string_view name, string_view value, Modifiers& m, string_view text) {
 void modifier(string_view s, Modifiers& m, string_view text) {
   const size_t colon = s.find(':');
   const string_view name = s.substr(0, colon), value = colon == string_view::npos ? "" : s.substr(colon + 1);
-  if (name == "sc0")
+  if (name == "glc")
+    m.glc = true;
+  else if (name == "sc0")
     m.sc0 = true;
   else if (name == "sc1")
     m.sc1 = true;
@@ -341,6 +344,27 @@ uint64_t hardware_register(string_view s, string_view text) {
   return id | offset << 6 | (width - 1) << 11;
 }
 
+// gpr_idx(SRC0,DST): a bit for each.
+uint64_t indexed_operands(string_view s, string_view text) {
+  constexpr string_view kNames[] = {"SRC0", "SRC1", "SRC2", "DST"};
+  uint64_t bits = 0;
+  for (string_view part : split(s.substr(8, s.size() - 9), ',')) {
+    const auto found = std::find(std::begin(kNames), std::end(kNames), part);
+    if (found == std::end(kNames)) not_understood("an operand's name", text);
+    bits |= uint64_t(1) << (found - kNames);
+  }
+  return bits;
+}
+
+// Words that are operands, but no registers and no numbers; hwreg(...), gpr_idx(...).
+bool special_constant(string_view s, string_view text, Operand& o) {
+  const bool of_hardware = s.starts_with("hwreg("), of_index = s.starts_with("gpr_idx(");
+  if (!of_hardware && !of_index) return false;
+  o.kind = Operand::Kind::constant;
+  o.value = of_hardware ? hardware_register(s, text) : indexed_operands(s, text);
+  return true;
+}
+
 void not_implemented(Wave& w, const Instruction& i) {
   w.fail(i, "the interpreter does not implement this instruction");
 }
@@ -374,7 +398,8 @@ Instruction parse(const std::string& text) {
   auto parts = split(rest, ',');
   if (!parts.empty()) {  // modifiers follow the last operand
     auto tail = split(parts.back(), ' ');
-    size_t first = is_operand(tail[0]) || tail[0].starts_with("hwreg(") ? 1 : 0;
+    Operand unused;
+    size_t first = is_operand(tail[0]) || special_constant(tail[0], whole, unused) ? 1 : 0;
     for (size_t k = first; k < tail.size(); ++k) modifier(tail[k], i.with, whole);
     if (first)
       parts.back() = tail[0];
@@ -384,11 +409,7 @@ Instruction parse(const std::string& text) {
   if (parts.size() > i.operand.size()) not_understood("too many operands", whole);
   for (size_t k = 0; k < parts.size(); ++k) {
     Operand& o = i.operand[k];
-    if (parts[k].starts_with("hwreg(")) {
-      o.kind = Operand::Kind::constant;
-      o.value = hardware_register(parts[k], whole);
-      continue;
-    }
+    if (special_constant(parts[k], whole, o)) continue;
     string_view literal;
     o = operand(parts[k], literal, whole);
     if (o.kind == Operand::Kind::constant) o.value = constant(literal, i.operation->types[k], whole);

@@ -79,7 +79,7 @@ struct Modifiers {
   bool bound_ctrl = false;
   uint8_t cbsz = 0, abid = 0, blgp = 0;
   int32_t offset = 0, offset0 = 0, offset1 = 0;  // `offset:swizzle(...)` is encoded as the hardware has it
-  bool sc0 = false, sc1 = false, nt = false, gds = false, lds = false, offen = false, idxen = false;
+  bool glc = false, sc0 = false, sc1 = false, nt = false, gds = false, lds = false, offen = false, idxen = false;
   int16_t vmcnt = -1, lgkmcnt = -1, expcnt = -1;  // of s_waitcnt; -1: not waited for
 };
 

@@ -99,6 +99,8 @@ inline Vector lds_addresses(Wave& w, const Instruction& i, const Operand& from, 
       const int l = std::countr_zero(m);
       if (size < bytes || at.lane[l] > size - bytes) outside_lds(w, i, write, at.lane[l], bytes, l);
     }
+  if (!w.lds_loads.empty()) [[unlikely]]
+    for (Mask m = on; m; m &= m - 1) w.check_loaded(i, at.lane[std::countr_zero(m)], bytes, std::countr_zero(m));
   return at;
 }
 

@@ -7,6 +7,7 @@
 #include <list>
 #include <string>
 
+#include "float8.h"
 #include "matrix_layout.h"
 #include "operations.h"
 
@@ -20,13 +21,6 @@ struct Element {
   using Value = V;
   static constexpr int bits = bits_;
 };
-// A float whose exponent and fraction are moved up to a float's places is off by a power of two, denormals too.
-template <int exponent_bits, int fraction_bits, int bias>
-float moved_up(uint32_t x) {
-  const uint32_t size = (x & ((1u << (exponent_bits + fraction_bits)) - 1)) << (23 - fraction_bits);
-  const float scaled = std::bit_cast<float>(size) * std::bit_cast<float>(uint32_t(254 - bias) << 23);
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | (x >> (exponent_bits + fraction_bits) & 1) << 31);
-}
 struct F16 : Element<float, 16> {
   static float value(uint32_t x) {
     const uint32_t top = (x & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;  // infinities and NaN
@@ -46,13 +40,9 @@ struct Xf32 : Element<float, 32> {
     return std::bit_cast<float>(finite ? (x + 0xfff + (x >> 13 & 1)) & ~0x1fffu : x);
   }
 };
-// The FNUZ formats of gfx942: no infinities, no negative zero, whose bits are the only NaN.
 template <int exponent_bits>
 struct F8 : Element<float, 8> {
-  static float value(uint32_t x) {
-    return x == 0x80 ? std::bit_cast<float>(kQuietNan)
-                     : moved_up<exponent_bits, 7 - exponent_bits, 1 << (exponent_bits - 1)>(x);
-  }
+  static float value(uint32_t x) { return widen8<exponent_bits>(x); }
 };
 using Fp8 = F8<4>;
 using Bf8 = F8<5>;

@@ -3,6 +3,7 @@
 #include "memory_access.h"
 
 #include <algorithm>
+#include <atomic>
 #include <list>
 
 namespace gfx942 {
@@ -179,6 +180,7 @@ void check_addresses(Wave& w, const Instruction& i, const LaneAddresses& p, uint
   for (Mask m = p.lds; m; m &= m - 1) {
     const int l = std::countr_zero(m);
     if (p.address[l] + bytes > w.group.lds.size()) outside_lds(w, i, write, uint32_t(p.address[l]), bytes, l);
+    w.check_loaded(i, uint32_t(p.address[l]), bytes, l);
   }
   for (Mask m = p.scratch; m; m &= m - 1) {
     const int l = std::countr_zero(m);
@@ -241,22 +243,57 @@ void store(Wave& w, const Instruction& i) {
   tally_memory(w, i, p, Kind::bytes);
 }
 
+// Of an instruction of scalar memory, whose registers, base and offset are checked.
 template <int count>
-void scalar_load(Wave& w, const Instruction& i) {
-  const Operand &to = i.operand[0], &base = i.operand[1], &offset = i.operand[2];
+uint64_t scalar_address(Wave& w, const Instruction& i, bool write) {
+  const Operand &data = i.operand[0], &base = i.operand[1], &offset = i.operand[2];
   const uint64_t from = w.known_scalar(i, base, "the base address");
   const uint64_t by = w.known_scalar(i, offset, "the offset");
   const uint64_t at = from + (offset.is_scalar() ? uint32_t(by) : by) + uint64_t(int64_t(i.with.offset));
-  if (at % 4) w.fail(i, "a scalar load at " + hex(at) + ", which is not aligned");
-  if (!to.is_scalar() || to.registers != count || to.index + count > kExec) w.fail(i, "scalar registers were expected");
-  if (!is_allocated(w.group, at, 4 * count)) outside(w, i, false, at, 4 * count, -1);
-  w.check_arrived(i, to.index, count);
-  std::memcpy(&w.s[to.index], reinterpret_cast<const void*>(at), 4 * count);
-  std::fill_n(&w.s_defined[to.index], count, ~0u);
-  w.issue_lgkm(to, true);
+  if (at % 4)
+    w.fail(i, std::string("a scalar ") + (write ? "store" : "load") + " at " + hex(at) + ", which is not aligned");
+  if (!data.is_scalar() || data.registers != count || data.index + count > kExec)
+    w.fail(i, "scalar registers were expected");
+  if (!is_allocated(w.group, at, 4 * count)) outside(w, i, write, at, 4 * count, -1);
+  w.check_arrived(i, data.index, count);
   w.tally->bytes[i.index] += 4 * count;
   w.tally->lines[i.index] += (at + 4 * count - 1) / 128 - at / 128 + 1;
   if (w.events) record_range(*w.events, at, 4 * count);
+  return at;
+}
+template <int count>
+void check_scalars_stored(Wave& w, const Instruction& i) {
+  for (int r = 0; r < count; ++r)
+    if (w.s_defined[i.operand[0].index + r] != ~0u) w.complain_undefined(i, "stores an undefined value");
+}
+template <int count>
+void scalar_store(Wave& w, const Instruction& i) {
+  const uint64_t at = scalar_address<count>(w, i, true);
+  check_scalars_stored<count>(w, i);
+  std::memcpy(reinterpret_cast<void*>(at), &w.s[i.operand[0].index], 4 * count);
+  w.issue_lgkm({}, true);
+}
+// One up, and 0 after the data's value. With glc the old value comes back.
+void scalar_increment(Wave& w, const Instruction& i) {
+  const uint64_t at = scalar_address<1>(w, i, true);
+  check_scalars_stored<1>(w, i);
+  const Operand& data = i.operand[0];
+  const uint32_t most = w.s[data.index];
+  std::atomic_ref<uint32_t> cell(*reinterpret_cast<uint32_t*>(at));
+  uint32_t old = cell.load();
+  while (!cell.compare_exchange_weak(old, old >= most ? 0 : old + 1)) {
+  }
+  if (i.with.glc) w.s[data.index] = old;
+  w.issue_lgkm(i.with.glc ? data : Operand{}, true);
+}
+
+template <int count>
+void scalar_load(Wave& w, const Instruction& i) {
+  const Operand& to = i.operand[0];
+  const uint64_t at = scalar_address<count>(w, i, false);
+  std::memcpy(&w.s[to.index], reinterpret_cast<const void*>(at), 4 * count);
+  std::fill_n(&w.s_defined[to.index], count, ~0u);
+  w.issue_lgkm(to, true);
 }
 
 template <Segment segment>
@@ -283,6 +320,10 @@ void add_memory(Table& t) {
   t["s_load_dwordx4"] = {&scalar_load<4>, Unit::scalar_memory, 4, 1, {}};
   t["s_load_dwordx8"] = {&scalar_load<8>, Unit::scalar_memory, 4, 1, {}};
   t["s_load_dwordx16"] = {&scalar_load<16>, Unit::scalar_memory, 4, 1, {}};
+  t["s_store_dword"] = {&scalar_store<1>, Unit::scalar_memory, 4, 0, {}};
+  t["s_store_dwordx2"] = {&scalar_store<2>, Unit::scalar_memory, 4, 0, {}};
+  t["s_store_dwordx4"] = {&scalar_store<4>, Unit::scalar_memory, 4, 0, {}};
+  t["s_atomic_inc"] = {&scalar_increment, Unit::scalar_memory, 4, 0, {}};
   t["buffer_wbl2"] = t["buffer_inv"] = {&nothing, Unit::wait, 4, 0, {}};
   add_buffers(t);
   add_memory_atomics(t);

@@ -248,9 +248,12 @@ void bit_field(Wave& w, const Instruction& i) {  // source 1: offset in bits 0..
   write(w, i, r, known ? kWhole<T> : T(0));
   set_scc(w, r != 0, known);
 }
+template <class T>
 void bit_field_mask(Wave& w, const Instruction& i) {
   const auto a = read<uint32_t>(w, i, i.source(0)), b = read<uint32_t>(w, i, i.source(1));
-  write(w, i, ((1u << (a.value & 31)) - 1) << (b.value & 31), whole(a.defined & b.defined));
+  constexpr uint32_t kMost = sizeof(T) * 8 - 1;
+  const bool known = (a.defined & b.defined) == ~0u;
+  write(w, i, T(((T(1) << (a.value & kMost)) - 1) << (b.value & kMost)), known ? kWhole<T> : T(0));
 }
 template <class T, class F>
 void compare(Wave& w, const Instruction& i) {
@@ -277,6 +280,10 @@ void count_bits(Wave& w, const Instruction& i) {
   const uint32_t n = uint32_t(std::popcount(x.value)), defined = x.defined == kAll ? ~0u : 0;
   write(w, i, n, defined);
   set_scc(w, n != 0, defined);
+}
+void first_one(Wave& w, const Instruction& i) {
+  const auto x = read<uint64_t>(w, i, i.source(0));
+  write(w, i, x.value ? uint32_t(std::countr_zero(x.value)) : ~0u, x.defined == kAll ? ~0u : 0);
 }
 template <bool set>
 void bit_compare(Wave& w, const Instruction& i) {
@@ -394,7 +401,7 @@ void add_scalar(Table& t) {
   t["s_ashr_i32"] = plain(&shift<i32, false>), t["s_ashr_i64"] = plain(&shift<i64, false>, b64, Type::i64);
   t["s_bfe_u32"] = plain(&bit_field<u32>), t["s_bfe_i32"] = plain(&bit_field<i32>);
   t["s_bfe_u64"] = plain(&bit_field<u64>, b64, b64), t["s_bfe_i64"] = plain(&bit_field<i64>, b64, Type::i64);
-  t["s_bfm_b32"] = plain(&bit_field_mask);
+  t["s_bfm_b32"] = plain(&bit_field_mask<u32>), t["s_bfm_b64"] = plain(&bit_field_mask<u64>, b64);
   t["s_bitset0_b32"] = plain(&bit_set<false>), t["s_bitset1_b32"] = plain(&bit_set<true>);
   t["s_brev_b32"] = unary<u32, Scc::kept>([](u32 a) {
     u32 r = 0;
@@ -404,6 +411,7 @@ void add_scalar(Table& t) {
   t["s_bcnt1_i32_b64"] = {&count_bits, Unit::scalar, 4, 1, {Type::b32, b64}};
   t["s_bcnt1_i32_b32"] = unary<u32, Scc::nonzero>([](u32 a) { return u32(std::popcount(a)); });
   t["s_ff1_i32_b32"] = unary<u32, Scc::kept>([](u32 a) { return a ? u32(std::countr_zero(a)) : ~0u; });
+  t["s_ff1_i32_b64"] = {&first_one, Unit::scalar, 4, 1, {Type::b32, b64}};
   t["s_flbit_i32_b32"] = unary<u32, Scc::kept>([](u32 a) { return a ? u32(std::countl_zero(a)) : ~0u; });
 
   const auto equal = [](auto a, auto b) { return a == b; };

@@ -20,8 +20,17 @@ void Wave::reset() {
   ended = at_barrier = false;
   vm = lgkm = {};
   lds_accesses.clear();
+  lds_loads.clear();
   uninitialised_lds = {};
 }
+
+namespace {
+
+bool is_of_vectors(Unit u) {
+  return u == Unit::vector || u == Unit::transcendental || u == Unit::matrix || u == Unit::lds || u == Unit::memory;
+}
+
+}  // namespace
 
 void Wave::run() {
   if (events)
@@ -38,12 +47,40 @@ void Wave::run_on() {
   while (!ended && !at_barrier) {
     if (pc >= count) fail(all[count - 1], "the kernel runs past its end");
     const Instruction& i = all[pc];
+    if (mode.skips_vectors() && is_of_vectors(i.operation->unit)) [[unlikely]] {
+      pc = i.next;
+      continue;
+    }
     ++executed[i.index];
     lanes[i.index] += uint64_t(std::popcount(exec()));
     pc = i.next;
     if constexpr (records) events->step(i.index);
-    i.run(*this, i);
+    if (mode.indexes_vectors() && is_of_vectors(i.operation->unit)) [[unlikely]]
+      run_indexed(i);
+    else
+      i.run(*this, i);
   }
+}
+
+// s_set_gpr_idx_on: M0 has the index, and in bits 12 to 15 whether sources 0 to 2 and the destination are moved by it.
+void Wave::run_indexed(const Instruction& i) {
+  constexpr uint32_t kUsed = 0xf0ff;
+  if (~s_defined[kM0] & kUsed) complain_undefined(i, "M0, the index of registers, is undefined");
+  const bool moves_lanes = i.mnemonic.find("lane") != std::string::npos || i.with.sdwa || i.with.dpp != Dpp::none;
+  const Unit unit = i.operation->unit;
+  if (moves_lanes || (unit != Unit::vector && unit != Unit::transcendental))
+    fail(i, "an instruction of this kind while registers are indexed is not implemented");
+  Instruction moved = i;
+  const uint32_t by = s[kM0] & 255, which = s[kM0] >> 12 & 15;
+  for (int k = 0; k < i.operands; ++k) {
+    Operand& o = moved.operand[k];
+    const int source = k - i.operation->results;
+    if (!o.is_vector() || !(source < 0 ? which >> 3 & 1 : which >> source & 1)) continue;
+    if (o.index >= kAccumulators || o.index + by + o.registers > kAccumulators)
+      fail(i, "an index to a register that there is not, or of an accumulator, is not implemented");
+    o.index = uint16_t(o.index + by);
+  }
+  moved.run(*this, moved);
 }
 
 void Wave::fail(const Instruction& i, const std::string& what, int lane) const { throw Fault(report(i, what, lane)); }
@@ -82,6 +119,25 @@ void Wave::leave_barrier() {
   for (const LdsAccess& a : lds_accesses)
     for (Mask m = a.lanes; m; m &= m - 1)
       group.lds.note_late(a.use, a.address.lane[std::countr_zero(m)], a.bytes, number);
+  std::erase_if(lds_loads, [&](const LdsLoad& a) { return a.number <= vm.done; });
+  for (const LdsLoad& a : lds_loads)
+    for (Mask m = a.lanes; m; m &= m - 1)
+      group.lds.note_late(Lds::Use::write, a.address + 4 * uint32_t(std::countr_zero(m)), 4, number);
+}
+
+void Wave::check_loaded(const Instruction& i, uint32_t at, uint32_t bytes, int lane) {
+  std::erase_if(lds_loads, [&](const LdsLoad& a) { return a.number <= vm.done; });
+  for (const LdsLoad& a : lds_loads) {
+    if (at + bytes <= a.address || at >= a.address + 4 * kLanes) continue;
+    const uint32_t first = at > a.address ? (at - a.address) / 4 : 0;
+    const uint32_t last = std::min((at + bytes - 1 - a.address) / 4, uint32_t(kLanes - 1));
+    for (uint32_t l = first; l <= last; ++l)
+      if (a.lanes >> l & 1)
+        return complain(Check::wait, i, lane, [&] {
+          return "LDS address " + std::to_string(a.address + 4 * l) +
+                 " is used before the s_waitcnt for what loads it (vmcnt)";
+        });
+  }
 }
 
 void Wave::remember(Lds::Use use, uint32_t bytes, Mask lanes, const Vector& address) {

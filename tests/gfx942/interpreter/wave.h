@@ -47,6 +47,10 @@ struct Mode {
   bool keeps_output_denormals64() const { return bits >> 7 & 1; }
   bool dx10_clamp() const { return bits >> 8 & 1; }
   bool ieee() const { return bits >> 9 & 1; }
+  bool indexes_vectors() const { return bits & kIndexes; }
+  bool skips_vectors() const { return bits & kSkips; }
+  void set(uint32_t bit, bool on) { bits = on ? bits | bit : bits & ~bit; }
+  static constexpr uint32_t kIndexes = 1u << 27, kSkips = 1u << 28;
 };
 
 // Results that a counter (vmcnt, lgkmcnt) says are under way. Registers remember the number of the access that writes
@@ -110,6 +114,15 @@ class Wave {
     Vector address;
   };
   std::vector<LdsAccess> lds_accesses;
+  // Loads from memory into LDS that no wait has passed yet: a dword for each lane, side by side.
+  struct LdsLoad {
+    uint32_t number;
+    Mask lanes;
+    uint32_t address;  // of lane 0
+  };
+  std::vector<LdsLoad> lds_loads;
+  // The wave's own access to LDS: it must wait for such loads as any other wave.
+  void check_loaded(const Instruction& i, uint32_t at, uint32_t bytes, int lane);
   void remember(Lds::Use use, uint32_t bytes, Mask lanes, const Vector& address);  // of what lgkm counted last
   // Where LDS was first read that nothing had been written to: a report tells, since a fault may come of it.
   struct {
@@ -166,6 +179,7 @@ class Wave {
   template <bool records>
   void run_on();
   std::string report(const Instruction& i, const std::string& what, int lane) const;
+  void run_indexed(const Instruction& i);
   const uint32_t* moved(const Instruction& i, const uint32_t* x, Vector& buffer, Mask& defined) const;
   Mask dpp_sources_on(const Instruction& i) const;
   Mask dpp_writes(const Instruction& i) const;

@@ -59,6 +59,8 @@ def _nearest_upwards(x: int) -> int:
 TABLE["v_cvt_rpi_i32_f32"] = Op("f32:below_half -> i32", _nearest_upwards)
 for _k in range(4):
     TABLE[f"v_cvt_f32_ubyte{_k}"] = Op("b32 -> f32", lambda x, k=_k: F32.of_integer(x >> 8 * k & 255))
+# Four bits with a sign, as sixteenths.
+TABLE["v_cvt_off_f32_i4"] = Op("b32 -> f32", lambda x: F32.of_number((x % 16 - (16 if x & 8 else 0)) / 16))
 
 
 def _halves(a: int, b: int) -> Result:

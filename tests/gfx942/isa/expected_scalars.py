@@ -147,6 +147,7 @@ _nonzero("lshl_b64", "u64 u32 -> u64", lambda a, n: a << (n & 63))
 _nonzero("lshr_b64", "u64 u32 -> u64", lambda a, n: a >> (n & 63))
 _nonzero("ashr_i64", "i64 u32 -> i64", lambda a, n: a >> (n & 63))
 _add_unchanged("bfm_b32", _B, lambda bits, at: ((1 << (bits & 31)) - 1) << (at & 31))
+_add_unchanged("bfm_b64", "b32 b32 -> b64", lambda bits, at: ((1 << (bits & 63)) - 1) << (at & 63))
 
 
 def _field(bits: int) -> Callable[[int, int], int]:
@@ -174,6 +175,7 @@ _add_unchanged("brev_b32", "b32 -> b32", lambda x: int(f"{x:032b}"[::-1], 2))
 _nonzero("bcnt1_i32_b32", "b32 -> i32", int.bit_count)
 _nonzero("bcnt1_i32_b64", "b64 -> i32", int.bit_count)
 _add_unchanged("ff1_i32_b32", "b32 -> i32", lambda x: (x & -x).bit_length() - 1 if x else -1)
+_add_unchanged("ff1_i32_b64", "b64 -> i32", lambda x: (x & -x).bit_length() - 1 if x else -1)
 _add_unchanged("flbit_i32_b32", "b32 -> i32", lambda x: 32 - x.bit_length() if x else -1)
 _op("bitset0_b32", "u32 -> b32", lambda s, n: After(s.old & ~(1 << (n & 31)) & 0xFFFFFFFF))
 _op("bitset1_b32", "u32 -> b32", lambda s, n: After((s.old | 1 << (n & 31)) & 0xFFFFFFFF))

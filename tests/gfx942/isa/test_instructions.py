@@ -41,6 +41,7 @@ ELSEWHERE = (
     "buffer_",
     "s_load_",
     "s_store_",
+    "s_atomic_",
     "s_buffer_",
     "ds_",
     "v_mfma_",

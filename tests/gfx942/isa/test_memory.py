@@ -189,6 +189,54 @@ def test_scalar_loads(device: ModuleType, count: int) -> None:
         assert np.array_equal(found[:, 0], dwords[first : first + count]), offset
 
 
+STORE = """s_load_dwordx{count} s[32:{last}], s[12:13], 0x40
+{wait}
+  {before}
+  s_store_dword{suffix} {data}, s[12:13], {offset}
+  s_dcache_wb"""
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_scalar_stores(device: ModuleType, count: int) -> None:
+    suffix, data = ("", "s33") if count == 1 else (f"x{count}", f"s[32:{31 + count}]")
+    for before, offset, first in (
+        ("", "0x80", 32),
+        ("s_mov_b32 s16, 0x100", "s16", 64),
+        ("", f"{SIZE - 4 * count:#x} glc", SIZE // 4 - count),
+    ):
+        memory = content()
+        expected = memory.view(np.uint32).copy()
+        expected[first : first + count] = expected[17 if count == 1 else 16 :][:count]
+        body = STORE.format(count=4, last=35, wait=WAIT, before=before, suffix=suffix, data=data, offset=offset)
+        run(device, body, {}, [], arrays=[memory])
+        assert np.array_equal(memory.view(np.uint32), expected), offset
+    with pytest.raises(device.Fault, match="writes .* outside every allocation"):
+        run(device, body.replace(f"{SIZE - 4 * count:#x}", f"{SIZE:#x}"), {}, [], arrays=[memory])
+
+
+def test_scalar_stores_are_checked(device: ModuleType) -> None:
+    with pytest.raises(device.Fault, match="stores an undefined value"):
+        run(device, "s_store_dword s40, s[12:13], 0x0", {}, [], arrays=[content()])
+    late = "s_load_dword s40, s[12:13], 0x0\n  {}\n  s_store_dword s40, s[12:13], 0x4"
+    run(device, late.format("s_waitcnt lgkmcnt(0)"), {}, [], arrays=[content()])
+    with pytest.raises(device.Fault, match="s40 is used before"):
+        run(device, late.format("s_nop 0"), {}, [], arrays=[content()])
+
+
+@pytest.mark.parametrize("glc", [False, True])
+def test_scalar_increment(device: ModuleType, glc: bool) -> None:
+    """Up by one, 0 after the data's value or from beyond it; the old value with glc. Every wave does it once."""
+    body = f"""s_movk_i32 s40, 2
+  s_atomic_inc s40, s[12:13], 0x4{" glc" * glc}
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32 v20, s40"""
+    for before, after, olds in ((0, 1, [0, 1, 2, 0]), (2, 0, [2, 0, 1, 2]), (9, 0, [9, 0, 1, 2])):
+        memory = np.array([7, before, 7], np.uint32)
+        found = run(device, body, {}, ["v20"], arrays=[memory], threads=4 * WAVE)[0]
+        assert memory.tolist() == [7, after, 7]
+        assert found[::WAVE].tolist() == (olds if glc else [2] * 4)
+
+
 # ---- counters
 
 

@@ -8,8 +8,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from exact_floats import F32
 from expected import USUAL
 from instruction_runs import ALL, LANES, Left, Wave
+from matrix_models import of_fnuz
 
 LOW = 0xFFFFFFFF
 
@@ -164,6 +168,116 @@ _case(
     " s_swappc_b64 s[52:53], s[50:51]\n s_add_u32 s40, s40, 1\n s_branch LABEL_end\n"
     "LABEL_callee:\n s_mov_b32 s40, 41\n s_setpc_b64 s[52:53]\nLABEL_end:\n s_cmp_lg_u32 s25, 0",
     lambda w: _scalar(w, 42),
+)
+
+# ---- floats of a byte
+_FP8 = of_fnuz(np.arange(256), 4).tolist()
+_QUIET_NAN = 0x7FC00000
+
+
+def _to_fp8(x: int) -> int:
+    """The nearest code, the even one of two as near; NaN beyond 248, where the next number would be 256."""
+    number = F32.number(x)
+    if not abs(number) < 248:
+        return 0x80
+    code = min(range(128), key=lambda c: (abs(_FP8[c] - abs(number)), c & 1))
+    return code | 128 * (number < 0) if code else 0
+
+
+def _two_floats(w: Wave, word: int) -> Left:
+    """v[8:9]."""
+    found = list(w.old)
+    for k in range(LANES):
+        codes = (w.sources[0][k] >> 16 * word + 8 * j & 255 for j in range(2))
+        low, high = (_QUIET_NAN if c == 0x80 else F32.of_number(_FP8[c]) for c in codes)
+        found[k] = low | high << 32 if w.exec >> k & 1 else found[k]
+    return replace(untouched(w), vectors=found)
+
+
+_case("v_cvt_pk_f32_fp8", "v_cvt_pk_f32_fp8 v[8:9], v2", lambda w: _two_floats(w, 0))
+for _word in (0, 1):
+    _text = f"v_cvt_pk_f32_fp8_sdwa v[8:9], v2 src0_sel:WORD_{_word}"
+    _case("v_cvt_pk_f32_fp8", _text, lambda w, word=_word: _two_floats(w, word))
+
+
+def _two_codes(w: Wave, keep: int, to: int, upper: bool) -> Left:
+    """Of the sources with some of their bits, and others set; the second one with its sign turned."""
+
+    def code(k: int, old: int) -> int:
+        a, b = ((w.sources[j][k] & keep | to) & LOW for j in (0, 1))
+        word = _to_fp8(a) | _to_fp8(b ^ 1 << 31) << 8
+        return old & 0xFFFF | word << 16 if upper else old & 0xFFFF0000 | word
+
+    return replace(untouched(w), vectors=_lanes(w, lambda k: code(k, w.old[k] & LOW)))
+
+
+# Sources from 2^-15 to 1, from 2 to 2^16, with few bits so that two codes are often as near; and of any bits.
+for _keep, _to in ((0x87FFFFFF, 0x38000000), (0x87FFFFFF, 0x40000000), (0x87F80000, 0x38000000), (LOW, 0)):
+    for _upper in (False, True):
+        _moves = "\n ".join(
+            f"v_and_b32 v{r + 18}, {_keep:#x}, v{r}\n v_or_b32 v{r + 18}, {_to:#x}, v{r + 18}" for r in (2, 4)
+        )
+        _case(
+            "v_cvt_pk_fp8_f32",
+            f"{_moves}\n v_cvt_pk_fp8_f32 v8, v20, -v22" + " op_sel:[0,0,1]" * _upper,
+            lambda w, keep=_keep, to=_to, upper=_upper: _two_codes(w, keep, to, upper),
+        )
+
+# ---- vector instructions that are skipped: one bit of a scalar says so
+_case(
+    "s_setvskip",
+    "s_setvskip s16, 3\n v_mov_b32 v8, v2\n s_setvskip 0, 0",
+    lambda w: (
+        untouched(w) if w.scalars[0] >> 3 & 1 else replace(untouched(w), vectors=_lanes(w, lambda k: w.sources[0][k]))
+    ),
+)
+_case("s_setvskip", "s_setvskip -1, s18\n v_readfirstlane_b32 s40, v2\n v_cmp_eq_u32 vcc, v2, v2\n s_setvskip 0, 7")
+
+
+# ---- registers by an index, which is left in M0: 0 to 3 reaches v2 to v5, the two sources' words
+def _word(w: Wave, n: int, k: int) -> int:
+    return w.sources[n // 2][k] >> 32 * (n % 2) & LOW
+
+
+def _indexed(w: Wave, which: int, f: Callable[[int, int], int], index: int | None = None) -> Left:
+    """v8 = f(index, lane)."""
+    by = w.scalars[0] & 3 if index is None else index
+    return replace(untouched(w), vectors=_lanes(w, lambda k: f(by, k)), m0=w.m0 & ~0xF0FF | by | which << 12)
+
+
+def _upper_word(w: Wave) -> list[int]:
+    """v9 where EXEC is on."""
+    return [x & LOW | _word(w, 0, k) << 32 if w.exec >> k & 1 else x for k, x in enumerate(w.old)]
+
+
+_INDEX = "s_and_b32 s50, s16, 3\n s_set_gpr_idx_on s50, gpr_idx({})\n {}\n s_set_gpr_idx_off\n s_cmp_lg_u32 s25, 0"
+_ON = "s_set_gpr_idx_on s_set_gpr_idx_off"
+_case(_ON, _INDEX.format("SRC0", "v_mov_b32 v8, v2"), lambda w: _indexed(w, 1, lambda n, k: _word(w, n, k)))
+_case(
+    _ON,
+    _INDEX.format("SRC1", "v_sub_u32 v8, v2, v2"),
+    lambda w: _indexed(w, 2, lambda n, k: _word(w, 0, k) - _word(w, n, k)),
+)
+_case(
+    _ON,
+    _INDEX.format("SRC0,SRC2", "v_mad_u32_u24 v8, v2, 3, v2"),
+    lambda w: _indexed(w, 5, lambda n, k: (_word(w, n, k) & 0xFFFFFF) * 3 + _word(w, n, k)),
+)
+_case(
+    _ON,
+    "s_set_gpr_idx_on 1, gpr_idx(DST)\n v_mov_b32 v8, v2\n s_set_gpr_idx_off",
+    lambda w: replace(_indexed(w, 8, lambda n, k: 0, 1), vectors=_upper_word(w)),
+)
+_case(
+    f"{_ON} s_set_gpr_idx_idx s_set_gpr_idx_mode",
+    "s_set_gpr_idx_on 3, gpr_idx(SRC0)\n s_set_gpr_idx_mode gpr_idx(DST)\n s_set_gpr_idx_idx 1\n v_mov_b32 v8, v2\n"
+    " s_set_gpr_idx_off",
+    lambda w: replace(_indexed(w, 8, lambda n, k: 0, 1), vectors=_upper_word(w)),
+)
+_case(
+    _ON,
+    "s_set_gpr_idx_on 3, gpr_idx(SRC0,SRC1,SRC2,DST)\n s_set_gpr_idx_off\n v_mov_b32 v8, v2",
+    lambda w: _indexed(w, 15, lambda n, k: _word(w, 0, k), 3),
 )
 
 

@@ -39,8 +39,8 @@ class Json {
     separate();
     text_ += '"';
     for (char c : x) {
-      if (c == '"' || c == '\\') text_ += '\\';
-      text_ += uint8_t(c) < 32 ? ' ' : c;
+      if (c == '"' || c == '\\' || c == '\n') text_ += '\\';
+      text_ += c == '\n' ? 'n' : uint8_t(c) < 32 ? ' ' : c;
     }
     text_ += '"';
     return *this;

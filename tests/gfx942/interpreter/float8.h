@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Floats of a byte: the FNUZ formats of gfx942. No infinities, no negative zero, whose bits are the only NaN.
+#pragma once
+
+#include "half.h"
+
+namespace gfx942 {
+
+// A float whose exponent and fraction are moved up to a float's places is off by a power of two, denormals too.
+template <int exponent_bits, int fraction_bits, int bias>
+float moved_up(uint32_t x) {
+  const uint32_t size = (x & ((1u << (exponent_bits + fraction_bits)) - 1)) << (23 - fraction_bits);
+  const float scaled = std::bit_cast<float>(size) * std::bit_cast<float>(uint32_t(254 - bias) << 23);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | (x >> (exponent_bits + fraction_bits) & 1) << 31);
+}
+
+constexpr uint32_t kNan8 = 0x80;
+
+template <int exponent_bits>
+float widen8(uint32_t x) {
+  return x == kNan8 ? std::bit_cast<float>(kQuietNan)
+                    : moved_up<exponent_bits, 7 - exponent_bits, 1 << (exponent_bits - 1)>(x);
+}
+
+// To nearest even. What rounds to more than the largest number is NaN, which MODE.fp16_ovfl would change.
+template <int exponent_bits>
+uint32_t narrow8(float x) {
+  constexpr int kFraction = 7 - exponent_bits, kBias = 1 << (exponent_bits - 1), kLeast = 1 - kBias;
+  const float a = std::fabs(x);
+  if (!(a < 0x1p126f)) return kNan8;  // NaN and infinity too
+  if (a == 0) return 0;
+  const int exponent = std::max(std::ilogb(a), kLeast);
+  const float steps = std::scalbn(a, kFraction - exponent);  // exact: of 2^(fraction + 1) at most
+  uint32_t whole = uint32_t(steps);
+  const float rest = steps - float(whole);
+  whole += rest > 0.5f || (rest == 0.5f && (whole & 1));
+  // A fraction that is full carries into the exponent by itself; a denormal has exponent 0.
+  const uint32_t bits = whole + (uint32_t(exponent - kLeast) << kFraction);
+  if (bits >= 0x80) return kNan8;
+  return bits ? bits | uint32_t(std::signbit(x)) << 7 : 0;
+}
+
+}  // namespace gfx942
