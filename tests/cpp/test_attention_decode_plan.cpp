@@ -51,7 +51,7 @@ void test_mla() {
     for (int features : kMlaFeatures)
       for (int64_t heads : {8, 16, 32, 128}) {
         const MlaPlan p = plan_mla(call(1, heads, 1, 1, 1 << 17, features, 512, 2), 0, chip);
-        CHECK(p.rows == (heads > 16 && chip.family != Family::rdna ? 64 : 16), "%s: %d rows", name, p.rows);
+        CHECK(p.rows == (heads > 16 && !is_rdna(chip.family) ? 64 : 16), "%s: %d rows", name, p.rows);
         CHECK(p.shape.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.shape.lds_bytes);
         const bool fits = mla_shape(chip.family, p.rows, features, true).lds_bytes <= chip.lds_bytes;
         CHECK(p.hopper == (chip.hopper && p.rows == 64), "%s: Hopper's own kernel or not", name);

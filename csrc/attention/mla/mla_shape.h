@@ -14,7 +14,7 @@ constexpr int kMlaFeatures[] = {512, 576};  // of the key
 constexpr int kMlaRows[] = {16, 64};        // of a block
 // ahead: scores, weights and out of three tiles overlap (mla.h).
 constexpr bool has_mla(Family f, int rows, bool ahead) {
-  return ahead ? f == Family::nvidia && rows == 64 : f != Family::rdna || rows == 16;
+  return ahead ? f == Family::nvidia && rows == 64 : !is_rdna(f) || rows == 16;
 }
 
 struct MlaShape {
@@ -28,7 +28,7 @@ struct MlaShape {
 constexpr MlaShape mla_shape(Family f, int rows, int features, bool ahead) {
   MlaShape s{};
   s.row_strips = rows / kStripColumns;
-  s.waves = f != Family::cdna && rows == 64 ? 8 : 4;
+  s.waves = f == Family::nvidia && rows == 64 ? 8 : 4;
   s.parts = s.waves / s.row_strips;
   s.keys = is_rdna(f) ? 16 : 32;
   s.buffers = ahead ? 4 : f == Family::nvidia ? 2 : 1;

@@ -22,6 +22,7 @@ struct MlaTiles {
   static constexpr int kBlocks = kMlaValues / kWaves / kTransposedFeatures<E>;
   static constexpr int kRowBytes = kFeatures * 2, kLine = 128, kLines = kRowBytes / kLine;
   static constexpr int kAtOnce = kThreads / 8, kPasses = kKeys / kAtOnce;  // keys that the block loads at a time
+  static_assert(kPasses * kAtOnce == kKeys);
 
   // An offset in a tile such that the compiler knows the distance to other offsets. The distances must not share a bit
   // with the offset.
