@@ -117,6 +117,10 @@ struct Stage {
     const int thread = opaque_thread();
     if constexpr (!kAsyncCopies)
       if (from.is_aligned16 && valid == kTokens && from.columns >= kFeatures) return fetch_plain(from, first, thread);
+    // Otherwise a thread without a unit keeps the last tile's vectors, in registers that products of floats need.
+    if constexpr (kFamily == Family::rdna && sizeof(E) == 4 && kUnits % kThreads != 0)
+#pragma unroll
+      for (Vec16& vec : fetched) vec = {};
     if constexpr (kTurn) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
