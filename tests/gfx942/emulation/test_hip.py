@@ -48,6 +48,29 @@ def module(device: ModuleType) -> Iterator[ModuleType]:
         yield loaded
 
 
+@pytest.mark.parametrize("length, offset", [(3, 0), (2, 1), (1, 3)])
+def test_preloaded_arguments(device: ModuleType, length: int, offset: int) -> None:
+    """They follow the other user registers, and the kernel begins behind the 256 bytes that would load them."""
+    body = f"""  s_trap 2
+  .fill 63, 4, 0xbf800000
+  s_load_dwordx2 s[8:9], s[0:1], 0x10
+  v_lshlrev_b32 v1, 2, v0
+  v_mov_b32 v2, s2
+  v_mov_b32 v3, s{1 + length}
+  v_mov_b32 v4, s{2 + length}
+  s_waitcnt lgkmcnt(0)
+  global_store_dwordx3 v1, v[2:4], s[8:9]"""
+    text = kernel_text(body, [4, 4, 4, 4, "*"], threads=64)
+    preload = f"""  .amdhsa_user_sgpr_count {2 + length}
+  .amdhsa_user_sgpr_kernarg_preload_length {length}
+  .amdhsa_user_sgpr_kernarg_preload_offset {offset}"""
+    assert "  .amdhsa_user_sgpr_count 2" in text
+    found = np.zeros(66, np.uint32)
+    with device.Module(device.assemble(text.replace("  .amdhsa_user_sgpr_count 2", preload))) as loaded:
+        loaded.launch("kernel", (1, 1, 1), 1, (10, 11, 12, 13, found))
+    assert found[:3].tolist() == [10 + offset, 10 + offset + length - 1, 0]  # then the workgroup's place
+
+
 class Allocation:
     """hipMalloc's memory, as an array."""
 

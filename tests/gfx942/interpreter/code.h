@@ -28,7 +28,7 @@ struct Code {
   uint32_t vgprs = 0, agprs = 0, sgprs = 0, vgpr_spills = 0, sgpr_spills = 0;
   uint32_t mode = 0;        // the MODE register at the start
   uint32_t user_sgprs = 0;  // their number, and which are there
-  uint32_t properties = 0;  // KERNEL_CODE_PROPERTIES
+  uint32_t properties = 0;  // KERNEL_CODE_PROPERTIES; in the upper half, KERNARG_PRELOAD
   uint32_t rsrc2 = 0;       // COMPUTE_PGM_RSRC2
   uint64_t base = 0;        // what to subtract from an address for the one that a disassembler shows
   std::vector<Instruction> instructions;

@@ -196,14 +196,15 @@ void CodeObject::decode(Code& code) {
   code.lds_bytes = word(0);
   code.scratch_bytes = word(4);
   code.rsrc2 = word(52);
-  code.properties = word(56) & 0xffff;
-  if (word(56) >> 16) throw Fault("code object: kernel " + code.name + " wants preloaded arguments; not implemented");
+  code.properties = word(56);
   code.user_sgprs = code.rsrc2 >> 1 & 31;
   code.mode = (rsrc1 >> 12 & 0xff) | (rsrc1 >> 21 & 1) << 8 | (rsrc1 >> 23 & 1) << 9;
   code.base = reinterpret_cast<uint64_t>(image_);
   code.object = this;
   const uint8_t* begin = d + entry;  // assembly may not say how long it is
   const uint8_t* end = text->second.bytes ? begin + text->second.bytes : code_end_;
+  // Where arguments are preloaded a kernel begins behind 256 bytes, which load them for firmware that does not.
+  if (code.properties >> 16) begin += 256;
   code.instructions = disassemble(begin, end);
 }
 

@@ -50,6 +50,14 @@ void Workgroup::start(Wave& w, int number) {
   if (code.properties & kKernargPtr) give_pointer(launch.arguments);
   if (code.properties & kDispatchId) give(0), give(0);
   if (code.properties & kPrivateSize) give(code.scratch_bytes);
+  const uint32_t preloaded = code.properties >> 16 & 127, skipped = code.properties >> 23;  // in dwords
+  if (4 * (preloaded + skipped) > code.kernarg_bytes)
+    throw Fault("kernel " + code.name + " wants more preloaded arguments than it has");
+  for (uint32_t k = 0; k < preloaded; ++k) {
+    uint32_t x;
+    std::memcpy(&x, launch.arguments + 4 * (skipped + k), 4);
+    give(x);
+  }
   if (next > int(code.user_sgprs)) throw Fault("kernel " + code.name + " has fewer user registers than it asks for");
   next = int(code.user_sgprs);
   for (int axis = 0; axis < 3; ++axis)
