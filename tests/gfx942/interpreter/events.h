@@ -62,6 +62,9 @@ struct RecordedLaunch {
   std::array<uint32_t, 3> grid = {1, 1, 1}, block = {1, 1, 1};
   uint32_t dynamic_lds = 0;
   std::map<uint64_t, std::vector<std::vector<uint32_t>>> groups;
+  // Others that ran only as far as it takes to see which lines they have in common: all of one XCD, several that it
+  // has at about the same time, and those again elsewhere in the grid.
+  std::map<uint64_t, std::vector<std::vector<uint32_t>>> begun;
 };
 
 }  // namespace gfx942

@@ -81,7 +81,7 @@ void Workgroup::start(Wave& w, int number) {
   w.tally = &tally_;
 }
 
-void Workgroup::run(std::array<uint32_t, 3> position) {
+void Workgroup::run(std::array<uint32_t, 3> position, uint64_t most_words) {
   id = position;
   lds.reset();
   for (size_t k = 0; k < waves_.size(); ++k) {
@@ -100,6 +100,9 @@ void Workgroup::run(std::array<uint32_t, 3> position) {
     }
     if (ended == waves_.size()) return;
     check_barrier();
+    uint64_t words = 0;
+    for (const Events& e : events_) words += e.words.size();
+    if (most_words && words > most_words) return;
     lds.next_epoch();
     for (auto& w : waves_)
       if (w->at_barrier) w->leave_barrier();
@@ -150,10 +153,11 @@ void run(const Launch& launch, Tally& tally, const RunOptions& options) {
       for (uint64_t k; !stop && (k = next++) < count;) {
         const uint64_t at = chosen.empty() ? k * options.sample : chosen[k];
         group.run({uint32_t(at % launch.grid[0]), uint32_t(at / launch.grid[0] % launch.grid[1]),
-                   uint32_t(at / launch.grid[0] / launch.grid[1])});
+                   uint32_t(at / launch.grid[0] / launch.grid[1])},
+                  options.most_words);
         if (!options.recorded) continue;
         const std::lock_guard guard(lock);
-        options.recorded->groups[at] = group.take_events();
+        (options.most_words ? options.recorded->begun : options.recorded->groups)[at] = group.take_events();
       }
     } catch (...) {
       const std::lock_guard guard(lock);

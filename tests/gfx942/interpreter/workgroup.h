@@ -46,7 +46,7 @@ class Workgroup {
   Workgroup(const Launch& launch, Tally& tally, bool records = false);
 
   // From start to end, for the workgroup of that position in the grid.
-  void run(std::array<uint32_t, 3> id);
+  void run(std::array<uint32_t, 3> id, uint64_t most_words = 0);
   // What its waves did, if that is recorded.
   std::vector<std::vector<uint32_t>> take_events();
 
@@ -71,6 +71,7 @@ struct RunOptions {
   uint32_t sample = 1;  // only each sample-th workgroup: counters are then of those, and results incomplete
   std::vector<uint64_t> chosen = {};   // or these, by their numbers in the grid
   RecordedLaunch* recorded = nullptr;  // what their waves did
+  uint64_t most_words = 0;             // a workgroup stops at the barrier after so many words; 0: it runs to its end
 };
 void run(const Launch& launch, Tally& tally, const RunOptions& options);
 

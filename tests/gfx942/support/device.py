@@ -52,6 +52,7 @@ def library() -> ctypes.CDLL:
         "checks_json",
         "warnings_json",
         "recordings_json",
+        "time_json",
     )
     for name in texts:
         getattr(loaded, f"gfx942_{name}").restype = ctypes.c_char_p

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What kernels are and what they did, as JSON.
 #include "gfx942_control.h"
+#include "json.h"
 #include "operations.h"
 #include "runtime.h"
 
@@ -9,62 +10,6 @@ namespace {
 
 constexpr const char* kUnitNames[kUnits] = {"scalar", "scalar_memory", "vector", "transcendental", "matrix",
                                             "lds",    "memory",        "branch", "barrier",        "wait"};
-
-// JSON as it grows; a comma goes before each member but the first.
-class Json {
- public:
-  Json& open(char bracket) {
-    separate();
-    text_ += bracket;
-    first_ = true;
-    return *this;
-  }
-  Json& close(char bracket) {
-    text_ += bracket;
-    first_ = false;
-    return *this;
-  }
-  Json& key(const char* name) {
-    value(std::string_view(name));
-    text_ += ':';
-    first_ = true;
-    return *this;
-  }
-  Json& value(uint64_t x) {
-    separate();
-    text_ += std::to_string(x);
-    return *this;
-  }
-  Json& value(std::string_view x) {
-    separate();
-    text_ += '"';
-    for (char c : x) {
-      if (c == '"' || c == '\\' || c == '\n') text_ += '\\';
-      text_ += c == '\n' ? 'n' : uint8_t(c) < 32 ? ' ' : c;
-    }
-    text_ += '"';
-    return *this;
-  }
-  template <class T>
-  Json& member(const char* name, const T& x) {
-    return key(name).value(x);
-  }
-  template <class Range>
-  Json& list(const Range& xs) {
-    open('[');
-    for (const auto& x : xs) value(x);
-    return close(']');
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  void separate() {
-    if (!first_) text_ += ',';
-    first_ = false;
-  }
-  std::string text_;
-  bool first_ = true;
-};
 
 void describe(Json& json, const Code& code) {
   json.member("name", std::string_view(code.name)).member("vgprs", uint64_t(code.vgprs));
@@ -110,16 +55,6 @@ void count(Json& json, const Code& code, const Record& record) {
     json.member("bytes", of(t.bytes)).member("lines", of(t.lines)).close('}');
   }
   json.close(']');
-}
-
-// The text that body writes, which lives in `buffer`; null where it fails, with the reason in gfx942_last_fault().
-template <class Body>
-const char* kept(std::string& buffer, Body body) {
-  const hipError_t status = call([&] {
-    const std::lock_guard guard(runtime().lock);
-    buffer = body();
-  });
-  return status == hipSuccess ? buffer.c_str() : nullptr;
 }
 
 }  // namespace

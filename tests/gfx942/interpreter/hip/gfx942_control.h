@@ -17,6 +17,9 @@ void gfx942_set_sample(uint32_t every);  // only each so many-th workgroup of a 
 void gfx942_set_recording(uint64_t wave_instructions);
 void gfx942_forget_recordings(void);
 const char* gfx942_recordings_json(void);  // the words of interpreter/events.h
+// How long each of the recorded launches takes on the chip that the constants describe: lines "name value" of
+// clock/constants.h. Options, in lines as well: mhz, warm, trace (clock/launch_time.h).
+const char* gfx942_time_json(const char* constants, const char* options);
 
 // ---- checks (checks.h): what is found wrong ends the run, or is a warning on stderr
 const char* gfx942_checks_json(void);                      // all of them, in a list

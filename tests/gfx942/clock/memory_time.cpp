@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory_time.h"
+
+#include <algorithm>
+
+namespace gfx942::clock {
+
+namespace {
+
+constexpr uint32_t kLine = 128, kHalf = 64;
+
+uint32_t mixed(uint32_t x) {
+  x ^= x >> 16, x *= 0x7feb352du;
+  x ^= x >> 15, x *= 0x846ca68bu;
+  return x ^ x >> 16;
+}
+// Whether a line is among this share of all: the same each time that it is asked.
+bool among(uint32_t line, uint32_t salt, double share) { return mixed(line + salt) < share * 4294967296.0; }
+
+}  // namespace
+
+Cache::Cache(uint64_t lines, uint32_t ways)
+    : sets_(uint32_t(lines / ways)), ways_(ways), tags_(lines, ~0u), used_(lines, 0), there_(lines) {}
+
+double& Cache::find(uint32_t line, bool& hit) {
+  const size_t set = size_t(line % sets_) * ways_;
+  uint32_t* tags = &tags_[set];
+  uint64_t* used = &used_[set];
+  ++time_;
+  for (uint32_t k = 0; k < ways_; ++k)
+    if (tags[k] == line) {
+      used[k] = time_;
+      hit = true;
+      return there_[set + k];
+    }
+  const size_t oldest = size_t(std::min_element(used, used + ways_) - used);
+  tags[oldest] = line, used[oldest] = time_;
+  hit = false;
+  return there_[set + oldest];
+}
+
+FarCache::Entry& FarCache::entry(uint32_t line) {
+  for (size_t k = mixed(line) & (entries_.size() - 1);; k = (k + 1) & (entries_.size() - 1))
+    if (!entries_[k].brought || entries_[k].line == line) return entries_[k];
+}
+
+void FarCache::grow() {
+  std::vector<Entry> old(entries_.size() * 2);
+  old.swap(entries_);
+  for (const Entry& e : old)
+    if (e.brought) entry(e.line) = e;
+}
+
+FarCache::Found FarCache::find(uint32_t line) {
+  if (2 * count_ > entries_.size()) grow();
+  Entry& e = entry(line);
+  Found found = Found::there;
+  if (!e.brought) {
+    found = Found::first;
+    ++count_;
+    e.line = line;
+  } else if (double(brought_ - e.brought) > lines_) {
+    found = Found::gone;
+  }
+  if (found != Found::there) ++brought_;
+  e.brought = std::max<uint64_t>(1, brought_);
+  return found;
+}
+
+MemoryTime::MemoryTime(const Constants& c, const Share& share)
+    : c_(c),
+      share_(share),
+      l1_(uint64_t(c.l1_bytes / kLine), 64),
+      scalar_(uint64_t(c.scalar_cache_bytes / kLine), 64),
+      l2_(share.l2_lines),
+      mall_(share.mall_lines),
+      misses_(size_t(c.l1_miss_lines), 0.0) {
+  const double hz = share.mhz * 1e6, nanosecond = share.mhz / 1000;
+  l2_cycles_a_byte_ = 1 / std::min(c.l1_bytes_a_cycle, c.l2_bytes_a_cycle / share.busy_cus_of_xcd);
+  mall_cycles_a_byte_ = share.busy_cus * hz / (c.mall_gb_a_second * 1e9);
+  hbm_cycles_a_byte_ = share.busy_cus * hz / (c.hbm_gb_a_second * 1e9);
+  mall_latency_ = c.mall_nanoseconds * nanosecond, hbm_latency_ = c.hbm_nanoseconds * nanosecond;
+}
+
+// Beyond L1. Each level is a queue that gives this unit its share of the bandwidth.
+double MemoryTime::far(double from, uint32_t line, bool store, uint32_t bytes) {
+  l2_free_ = std::max(l2_free_, from) + bytes * l2_cycles_a_byte_;
+  const FarCache::Found in_l2 = l2_.find(line);
+  // What this unit does not find, another may have brought.
+  const bool l2_hit = store || in_l2 == FarCache::Found::there || !among(line, 1, share_.first_of_xcd);
+  if (!store && l2_hit) ++counts.l2_hits;
+  if (l2_hit && !(store && in_l2 != FarCache::Found::there)) return l2_free_ + c_.l2_latency;
+  // A line that was stored goes on to memory once, behind the store's back.
+  mall_free_ = std::max(mall_free_, from) + kLine * mall_cycles_a_byte_;
+  const FarCache::Found in_mall = mall_.find(line);
+  const bool mall_hit = in_mall == FarCache::Found::there || !among(line, 2, share_.first_of_chip) ||
+                        (in_mall == FarCache::Found::first && share_.warm);
+  if (!mall_hit) hbm_free_ = std::max(hbm_free_, from) + kLine * hbm_cycles_a_byte_;
+  if (store) return l2_free_ + c_.l2_latency;
+  ++(mall_hit ? counts.mall_hits : counts.hbm);
+  if (mall_hit) return std::max(l2_free_, mall_free_) + mall_latency_;
+  return std::max({l2_free_, mall_free_, hbm_free_}) + hbm_latency_;
+}
+
+double MemoryTime::vector(double now, const Step& step, const Cursor& cursor) {
+  const double from = std::max(now, l1_free_);
+  l1_free_ = from + std::max(c_.address_cycles, cursor.halves * kHalf / c_.l1_bytes_a_cycle);
+  double done = l1_free_ + c_.l1_latency;
+  const uint32_t bytes = cursor.lines ? cursor.halves * kHalf / cursor.lines : 0;
+  for_lines(cursor, [&](uint32_t line) {
+    double* there = nullptr;
+    if (!step.bypasses_l1) {
+      bool hit;
+      there = &l1_.find(line, hit);
+      if (hit) {
+        ++counts.l1_hits;
+        done = std::max(done, *there);
+        return;
+      }
+    }
+    if (step.store) ++counts.stored;
+    const bool writes = step.store && !step.atomic;
+    double& slot = misses_[oldest_++ % misses_.size()];
+    slot = far(writes ? from : std::max(from, slot), line, writes, writes ? bytes : kLine);
+    if (there) *there = slot;
+    done = std::max(done, slot);
+  });
+  return done;
+}
+
+double MemoryTime::scalar(double now, const Cursor& cursor) {
+  double done = now + c_.scalar_hit_cycles;
+  for_lines(cursor, [&](uint32_t line) {
+    bool hit;
+    double& there = scalar_.find(line, hit);
+    if (!hit) there = now + c_.scalar_miss_cycles;
+    done = std::max(done, there);
+  });
+  return done;
+}
+
+}  // namespace gfx942::clock
