@@ -113,16 +113,29 @@ def report(name: str, buffers: dict[str, np.ndarray]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, nargs="?", help="a code object for gfx942")
-    parser.add_argument("--checks", action="store_true", help="lists the checks that GFX942_CHECKS names")
+def launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernel", help="which one to run")
     parser.add_argument("--grid", type=extent, default=(1,), help="workgroups")
     parser.add_argument("--block", type=extent, default=(64,), help="threads of one")
     parser.add_argument("--lds", type=int, default=0, help="dynamic LDS in bytes")
     parser.add_argument("--arg", action="append", default=[], metavar="ARG", help="a number or f32[1024]=random")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def code_and_values(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[bytes, list[Any]]:
+    try:
+        random = np.random.default_rng(options.seed)
+        values = [argument(text, random) for text in options.arg]
+        return options.file.read_bytes(), values
+    except (BadArgument, OSError) as error:
+        parser.error(str(error))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?", help="a code object for gfx942")
+    parser.add_argument("--checks", action="store_true", help="lists the checks that GFX942_CHECKS names")
+    launch_options(parser)
     parser.add_argument("--save", type=Path, help="writes the buffers to this .npz")
     options = parser.parse_args(arguments)
     if options.checks:
@@ -130,12 +143,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if not options.file:
         parser.error("expected a code object")
-    try:
-        random = np.random.default_rng(options.seed)
-        values = [argument(text, random) for text in options.arg]
-        code = options.file.read_bytes()
-    except (BadArgument, OSError) as error:
-        parser.error(str(error))
+    code, values = code_and_values(parser, options)
 
     import device
 
