@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other projects' Triton kernels, through their own Python functions, on tensors of the CPU: Triton compiles what is
+launched for gfx942, and the interpreter runs it. In a process of its own, since Triton changes what torch does:
+
+    python triton_peers.py NAME INPUTS.pt OUTPUTS.pt       with PYTHONPATH as environment() has it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import builds
+import device
+import wheels
+from tensors import array
+
+WHEELS = Path(__file__).with_name("triton_wheels.txt")
+FOLDER = builds.BUILD / "triton"
+PARTS = FOLDER / hashlib.sha256(WHEELS.read_bytes()).hexdigest()[:12]
+# Triton finds its backends by its dist-info.
+MEMBERS = (r"triton/(?!backends/nvidia/(bin|lib|include)/).*", r"triton-[^/]+\.dist-info/.*", r"fla/.*")
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+
+
+# ---- in the process of the tests
+
+
+def ensure_triton() -> None:
+    """Downloads and unpacks the wheels, once for each triton_wheels.txt. RuntimeError where pip cannot."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not PARTS.exists():
+            unfinished = FOLDER / "unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            wheels.unpack(WHEELS, unfinished, MEMBERS)
+            unfinished.rename(PARTS)
+
+
+def environment() -> dict[str, str]:
+    """Every check is a warning: the outputs have them."""
+    path = os.pathsep.join([str(PARTS), *filter(None, sys.path)])
+    return {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(FOLDER / "cache"), "GFX942_CHECKS": "all=warn"}
+
+
+def call(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the function below gives, and under "checks" the names of those that complained."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        given, made = Path(folder, "inputs.pt"), Path(folder, "outputs.pt")
+        torch.save(dict(inputs), given)
+        command = [sys.executable, __file__, name, str(given), str(made)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stderr.strip()[-2000:]}")
+        return torch.load(made)
+
+
+# ---- in a process of its own
+
+
+def launch(function: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """JITFunction.run: what is constant, the types of the others, and what Triton would find of their values."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    options = {key: named.pop(key) for key in ("num_warps", "num_stages") if key in named}
+    bound = {p.name: p.default for p in function.params}
+    bound |= dict(zip(bound, arguments, strict=False)) | named
+    signature, constants, attributes, passed = {}, {}, {}, []
+    for n, parameter in enumerate(function.params):
+        x = bound[parameter.name]
+        if parameter.is_constexpr or x is None:
+            signature[parameter.name], constants[(n,)] = "constexpr", x
+            continue
+        signature[parameter.name] = TYPES[x.dtype] if isinstance(x, Tensor) else {int: "i32", float: "fp32"}[type(x)]
+        if isinstance(x, Tensor) or (isinstance(x, int) and x % 16 == 0):
+            attributes[(n,)] = [["tt.divisibility", 16]]
+        passed.append(array(x) if isinstance(x, Tensor) else x)
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options=options)
+    found = compiled.metadata
+    with device.Module(bytes(compiled.asm["hsaco"])) as module:
+        kernel = module.kernel(found.name)
+        explicit = [a for a in kernel.arguments if not a.kind.startswith("hidden_")]
+        scratch = [0] * (len(explicit) - len(passed))  # pointers that these kernels do not use
+        size = grid(bound) if callable(grid) else grid
+        module.launch(found.name, size, 64 * found.num_warps, [*passed, *scratch], found.shared)
+
+
+def xl_chunk(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, eps: float) -> dict[str, Tensor]:
+    """mlstm_kernels' chunkwise--triton_xl_chunk, forward: (B, NH, S, D)."""
+    from mlstm_kernels.torch.chunkwise.triton_xl_chunk.fw import mlstm_chunkwise_fw
+
+    return {"h": mlstm_chunkwise_fw(q, k, v, i, f, chunk_size=128, eps=eps)[0]}
+
+
+def limit_chunk(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, eps: float) -> dict[str, Tensor]:
+    """mlstm_kernels' chunkwise--triton_limit_chunk, forward."""
+    from mlstm_kernels.torch.chunkwise.triton_limit_chunk.fw import mlstm_chunkwise_fw
+
+    return {"h": mlstm_chunkwise_fw(q, k, v, i, f, CHUNK_SIZE=64, EPS=eps)[0]}
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Tensor]:
+    """fla's causal attention, forward: (B, S, H, D) -> out, and log2 of the sums as (B, S, H)."""
+    from fla.ops.attn.parallel import parallel_attn_fwd
+
+    out, lse = parallel_attn_fwd(q, k, v, None, None, scale)
+    return {"out": out, "lse": lse}
+
+
+CALLS: dict[str, Callable[..., dict[str, Tensor]]] = {f.__name__: f for f in (xl_chunk, limit_chunk, attention)}
+
+
+def main(name: str, given: str, made: str) -> None:
+    import torch._dynamo.config
+    from triton.runtime.jit import JITFunction
+
+    torch._dynamo.config.disable = True  # the peers compile their gates
+    JITFunction.run = launch
+    outputs = CALLS[name](**torch.load(given))
+    found = {w["check"] for w in device.described("gfx942_warnings_json")}
+    torch.save({**outputs, "checks": found}, made)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
