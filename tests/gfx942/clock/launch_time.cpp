@@ -164,14 +164,14 @@ Footprint footprint_of(const Constants& c, const std::vector<Step>& steps, const
 }
 
 Share share_of(const Constants& c, const Footprint& f, double workgroups, int resident, const LaunchOptions& options) {
-  constexpr double kLine = 128;
+  constexpr double kLine = 128, kFull = 0.9;  // what nearly fills a cache is not there any more when it is wanted
   Share share;
   share.busy_cus = std::min(c.cus, workgroups);
   share.busy_cus_of_xcd = std::min(c.cus / c.xcds, std::ceil(workgroups / c.xcds));
   const double bytes = f.lines * kLine * workgroups * f.far.first(workgroups);
   const double of_xcd = workgroups / c.xcds, bytes_of_xcd = f.lines * kLine * of_xcd * f.far.first(of_xcd);
   // Who asks before a line has left again: those at work now, or all there ever are if everything fits.
-  const bool fits_l2 = bytes_of_xcd <= c.l2_bytes, fits_mall = bytes <= c.mall_bytes;
+  const bool fits_l2 = bytes_of_xcd < kFull * c.l2_bytes, fits_mall = bytes < kFull * c.mall_bytes;
   const double units = workgroups / resident;
   const double first_of_xcd = fits_l2 ? f.far.first(units / c.xcds) : f.near.first(share.busy_cus_of_xcd);
   const double first_of_chip = fits_mall ? f.far.first(units) : f.near.first(share.busy_cus);
@@ -190,6 +190,10 @@ std::array<double, 3> place_of(const RecordedLaunch& l, uint64_t number) {
   return {double(x) / l.grid[0], double(y) / l.grid[1], double(z) / l.grid[2]};
 }
 
+double apart(const std::array<double, 3>& a, const std::array<double, 3>& b) {
+  return std::abs(a[0] - b[0]) + std::abs(a[1] - b[1]) + std::abs(a[2] - b[2]);
+}
+
 std::vector<double> work_of_all(const RecordedLaunch& launch, const std::vector<uint64_t>& numbers,
                                 const std::vector<double>& cycles, uint64_t all) {
   if (numbers.size() == all) return cycles;
@@ -200,19 +204,28 @@ std::vector<double> work_of_all(const RecordedLaunch& launch, const std::vector<
     const auto at = place_of(launch, k);
     double least = 1e9;
     for (size_t j = 0; j < places.size(); ++j) {
-      const double d = std::abs(at[0] - places[j][0]) + std::abs(at[1] - places[j][1]) + std::abs(at[2] - places[j][2]);
+      const double d = apart(at, places[j]);
       if (d < least) least = d, work[k] = cycles[j];
     }
   }
   return work;
 }
 
-double relative_error(const std::vector<double>& cycles, uint64_t all) {
-  if (cycles.size() == all || cycles.size() < 2) return 0;
+// Of the sum over all, as far as neighbours in the grid differ.
+double relative_error(const RecordedLaunch& launch, const std::vector<uint64_t>& numbers,
+                      const std::vector<double>& cycles, uint64_t all) {
+  const size_t count = cycles.size();
+  if (count == all || count < 2) return 0;
   double mean = 0, square = 0;
-  for (double x : cycles) mean += x / double(cycles.size());
-  for (double x : cycles) square += (x - mean) * (x - mean) / double(cycles.size() - 1);
-  return std::sqrt(square / double(cycles.size())) / mean;
+  for (size_t j = 0; j < count; ++j) {
+    double least = 1e9, other = 0;
+    for (size_t k = 0; k < count; ++k)
+      if (const double d = apart(place_of(launch, numbers[j]), place_of(launch, numbers[k])); k != j && d < least)
+        least = d, other = cycles[k];
+    mean += cycles[j] / double(count);
+    square += (cycles[j] - other) * (cycles[j] - other) / 2 / double(count);
+  }
+  return std::sqrt(square / double(count)) / mean;
 }
 
 }  // namespace
@@ -252,7 +265,7 @@ void time_at(const Constants& c, const RecordedLaunch& launch, const std::vector
   t.unit = time_unit(c, steps, t.share, groups.words, options);
   const auto cycles = cycles_of(t.unit, groups.words.size());
   t.group_cycles = mean(cycles, cycles.size());
-  t.error = relative_error(cycles, t.workgroups);
+  t.error = relative_error(launch, groups.numbers, cycles, t.workgroups);
   t.alone = 1;
   if (t.resident > 1) {
     const size_t some = std::min<size_t>(4, groups.words.size());

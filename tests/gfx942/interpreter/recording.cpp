@@ -46,14 +46,15 @@ uint64_t executed(const Tally& tally) { return std::accumulate(tally.executed.be
 }  // namespace
 
 RecordedLaunch record(const Launch& launch, Tally& tally, uint64_t wave_instructions) {
-  RecordedLaunch recorded{launch.code, launch.grid, launch.block, launch.dynamic_lds, {}};
+  RecordedLaunch recorded{launch.code, launch.grid, launch.block, launch.dynamic_lds, {}, {}};
   const uint64_t all = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];
   RunOptions options;
   options.recorded = &recorded;
   options.chosen = {all / 2};
   Tally first(launch.code->instructions.size());
   run(launch, first, options);
-  const uint64_t most = std::max<uint64_t>(2, wave_instructions / std::max<uint64_t>(1, executed(first)));
+  constexpr uint64_t kLeast = 8;  // fewer say little of how workgroups differ
+  const uint64_t most = std::max<uint64_t>(kLeast, wave_instructions / std::max<uint64_t>(1, executed(first)));
   options.chosen.clear();
   if (most >= all)
     for (uint64_t k = 0; k < all; ++k) options.chosen.push_back(k);
