@@ -24,7 +24,7 @@ READS = {
     "cmake/*.cmake": r"\$ENV\{([A-Z_]+)\}|ENV:([A-Z_]+)\b",
     "build_backend/*.py": r'environ(?:ment)?(?:\.get\(|\[)"(\w+)"|"(MAX_JOBS|CMAKE_\w+|VIRTUAL_ENV|UV_\w+)"',
     "tests/*/**/*.cpp": r'getenv\("(\w+)"\)',
-    "tests/**/*.py": r'environ(?:\.get\(|\[)"(XLSTM_HIP_OTHER_TORCH|WITHOUT_\w+)"',
+    "tests/**/*.py": r'environ(?:\.get\(|\[)"(XLSTM_HIP_OTHER_TORCH|WITHOUT_\w+|MOONMATH_AMD_KERNELS)"',
 }
 
 

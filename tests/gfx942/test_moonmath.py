@@ -15,7 +15,7 @@ def moonmath(device: ModuleType) -> ModuleType:
     import moonmath
 
     if not moonmath.folder():
-        pytest.skip(f"{moonmath.VARIABLE} does not name a clone of https://github.com/moonmath-ai/amd-kernels")
+        pytest.skip("MOONMATH_AMD_KERNELS does not name a clone of https://github.com/moonmath-ai/amd-kernels")
     return moonmath
 
 

@@ -3,7 +3,7 @@
 // in float64 (tests/cpp/call_bounds.h has the bounds).
 #include "call_bounds.h"
 #include "chips.h"
-#include "mlstm/gpu/kernels.h"
+#include "mlstm/chunkwise/chunkwise_call.h"
 
 using namespace xlstm;
 

@@ -17,7 +17,6 @@ import builds
 import device
 from tensors import array
 
-VARIABLE = "MOONMATH_AMD_KERNELS"
 FLAGS = ("-std=c++17", "-ffast-math", "-fno-math-errno", "-mllvm", "-amdgpu-early-inline-all=true", "-w")
 # Older HIP has no such header. Of it the kernels use the type alone, as two bytes.
 BF16_HEADER = "#pragma once\nstruct __hip_bfloat16 {\n  unsigned short bits;\n};\n"
@@ -28,7 +27,7 @@ QUERIES, KEYS = 384, 64  # of a workgroup, of a block
 
 
 def folder() -> Path | None:
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get("MOONMATH_AMD_KERNELS")
     return Path(named) if named else None
 
 
