@@ -12,7 +12,7 @@ T* opaque(T* p) {
 }
 inline uint32_t opaque(uint32_t x) { return x; }
 inline int opaque_uniform(int x) { return x; }
-inline bool own_block() { return true; }
+inline bool separate_basic_block() { return true; }
 template <class Params>
 const Params* reload_params(const Params* p) {
   return p;
