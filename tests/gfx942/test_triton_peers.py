@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from types import ModuleType
 
 import pytest
@@ -23,6 +24,8 @@ FOUND = {"lds-same-bytes"}
 def peers(device: ModuleType) -> ModuleType:
     import triton_peers
 
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("Triton's wheel is for Python 3.11")
     try:
         triton_peers.ensure_triton()
     except RuntimeError as error:
