@@ -13,13 +13,22 @@ from pathlib import Path
 from code_objects import run
 
 
+class NotDownloaded(RuntimeError):
+    """pip found no way to a wheel; why is its last line."""
+
+
 def unpack(requirements: Path, folder: Path, members: Sequence[str]) -> None:
-    """The files whose names match a pattern, below the folder. pip compares the hashes."""
+    """The files whose names match a pattern, below the folder. pip compares the hashes: another file is an error."""
     wheels = folder / "wheels"
     tags = [f"--platform={x}" for x in ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2010_x86_64")]
     versions = ("--python-version=3.11", "--implementation=cp", "--only-binary=:all:", "--no-deps", "--require-hashes")
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
-    run(*pip, *versions, *tags, "-r", requirements, "-d", wheels)
+    try:
+        run(*pip, *versions, *tags, "-r", requirements, "-d", wheels)
+    except RuntimeError as error:
+        if "DO NOT MATCH THE HASHES" in str(error):
+            raise
+        raise NotDownloaded(str(error).strip().splitlines()[-1]) from error
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder, [x for x in archive.namelist() if re.fullmatch("|".join(members), x)])

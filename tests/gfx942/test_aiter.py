@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import wheels
 from against_float64 import BF16, DIM, SCALE, check, check_attention, complaints, random
 from support.representative import marked
 
@@ -24,8 +25,8 @@ def aiter(device: ModuleType) -> ModuleType:
 
     try:
         aiter.ensure_code()
-    except RuntimeError as error:
-        pytest.skip(f"AITER's wheel cannot be downloaded: {str(error).strip().splitlines()[-1]}")
+    except wheels.NotDownloaded as error:
+        pytest.skip(f"AITER's wheel cannot be downloaded: {error}")
     return aiter
 
 

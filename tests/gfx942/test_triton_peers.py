@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import wheels
 from against_float64 import SCALE, check, check_attention, random
 from support.reference import truth
 
@@ -28,8 +29,8 @@ def peers(device: ModuleType) -> ModuleType:
         pytest.skip("Triton's wheel is for Python 3.11")
     try:
         triton_peers.ensure_triton()
-    except RuntimeError as error:
-        pytest.skip(f"Triton's wheel cannot be downloaded: {str(error).strip().splitlines()[-1]}")
+    except wheels.NotDownloaded as error:
+        pytest.skip(f"Triton's wheel cannot be downloaded: {error}")
     return triton_peers
 
 

@@ -34,7 +34,7 @@ BY_HAND = ("ieee-mode", "divergent-barrier", "buffer-offset", "buffer-stride", "
 
 
 def ensure_code() -> None:
-    """Downloads the wheel and unpacks it, once for each aiter_wheel.txt. RuntimeError where pip cannot."""
+    """Downloads the wheel and unpacks it, once for each aiter_wheel.txt. wheels.NotDownloaded where pip cannot."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

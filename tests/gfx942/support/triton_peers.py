@@ -38,7 +38,7 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
 
 def ensure_triton() -> None:
-    """Downloads and unpacks the wheels, once for each triton_wheels.txt. RuntimeError where pip cannot."""
+    """Downloads and unpacks the wheels, once for each triton_wheels.txt. wheels.NotDownloaded where pip cannot."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
