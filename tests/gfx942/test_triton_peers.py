@@ -64,3 +64,21 @@ def test_attention(peers: ModuleType) -> None:
     found = peers.call("attention", {"q": q, "k": k, "v": v, "scale": SCALE})
     check_attention([(q[0], k[0], v[0])], True, found["out"][0], found["lse"][0].T * math.log(2))
     assert found["checks"] <= FOUND
+
+
+def plain_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    """(H, S, D), the gates' logarithms (H, S): all pairs of tokens at once."""
+    sums = g.cumsum(-1)
+    seen = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool).tril()
+    weights = (sums[..., :, None] - sums[..., None, :]).masked_fill(~seen, -math.inf).exp().to(q.dtype)
+    return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 * weights) @ v
+
+
+def test_simple_gla(peers: ModuleType) -> None:
+    q, k, v = (random(1, 192, 2, 128, seed=s) for s in (9, 10, 11))
+    g = torch.nn.functional.logsigmoid(3 + random(1, 192, 2, seed=12).float())
+    found = peers.call("simple_gla", {"q": q, "k": k, "v": v, "g": g})
+    heads = [x[0].transpose(0, 1) for x in (q, k, v)]
+    plain, exact = plain_gla(*heads, g[0].T), plain_gla(*(x.double() for x in (*heads, g[0].T)))
+    check({"out": found["out"][0].transpose(0, 1)}, {"out": plain}, {"out": exact})
+    assert found["checks"] <= FOUND
