@@ -14,7 +14,7 @@ struct Constants {
   // issue
   double issue_cycles, matrix_result_cycles, transcendental_result_cycles, matrix_blocks_vector;
   double branch_cycles, taken_branch_cycles, vector_to_scalar_cycles, barrier_cycles, sleep_cycles;
-  double counter_vm, counter_lgkm;
+  double counter_vm, counter_lgkm, queue_cycles;
   // LDS
   double lds_cycles_without_banks, lds_latency;
   // instructions and scalars
@@ -25,6 +25,7 @@ struct Constants {
   double l2_bytes, l2_bytes_a_cycle, l2_latency;
   double mall_bytes, mall_gb_a_second, mall_nanoseconds;
   double hbm_gb_a_second, hbm_nanoseconds;
+  double cache_share;  // of a cache that can be filled and be there the next time
   // launches
   double wave_launch_cycles, group_launch_cycles, launch_microseconds;
 

@@ -83,12 +83,12 @@ namespace {
 
 using Lines = std::vector<uint32_t>;  // sorted
 
-Lines loaded_lines(const std::vector<Step>& steps, const GroupWords& group) {
+Lines lines_of(const std::vector<Step>& steps, const GroupWords& group, bool stored) {
   Lines lines;
   for (const auto& words : group) {
     Cursor cursor(words);
     while (cursor.next())
-      if (steps[cursor.index].port == Port::memory && !steps[cursor.index].store)
+      if (steps[cursor.index].port == Port::memory && (stored || !steps[cursor.index].store))
         for_lines(cursor, [&](uint32_t line) { lines.push_back(line); });
   }
   std::sort(lines.begin(), lines.end());
@@ -134,8 +134,8 @@ class Overlaps {
 };
 
 struct Footprint {
-  Sharing near, far;  // among workgroups of an XCD at about the same time; among all
-  double lines = 0;   // of a workgroup
+  Sharing near, far;              // among workgroups of an XCD at about the same time; among all
+  double lines = 0, touched = 0;  // that a workgroup loads; that it loads or stores
 };
 
 Footprint footprint_of(const Constants& c, const std::vector<Step>& steps, const RecordedLaunch& launch) {
@@ -145,11 +145,12 @@ Footprint footprint_of(const Constants& c, const std::vector<Step>& steps, const
   std::vector<std::pair<uint64_t, Lines>> found;
   for (const auto& [number, words] : launch.groups) {
     if (found.size() == kMost) break;
-    found.emplace_back(number, loaded_lines(steps, words));
+    found.emplace_back(number, lines_of(steps, words, false));
     f.lines += double(found.back().second.size()) / count;
+    f.touched += double(lines_of(steps, words, true).size()) / count;
   }
   if (!launch.begun.empty()) found.clear();
-  for (const auto& [number, words] : launch.begun) found.emplace_back(number, loaded_lines(steps, words));
+  for (const auto& [number, words] : launch.begun) found.emplace_back(number, lines_of(steps, words, false));
   Overlaps near, far;
   for (size_t i = 0; i < found.size(); ++i) {
     for (size_t j = i + 1; j < found.size(); ++j) {
@@ -164,14 +165,15 @@ Footprint footprint_of(const Constants& c, const std::vector<Step>& steps, const
 }
 
 Share share_of(const Constants& c, const Footprint& f, double workgroups, int resident, const LaunchOptions& options) {
-  constexpr double kLine = 128, kFull = 0.9;  // what nearly fills a cache is not there any more when it is wanted
+  constexpr double kLine = 128;
   Share share;
   share.busy_cus = std::min(c.cus, workgroups);
   share.busy_cus_of_xcd = std::min(c.cus / c.xcds, std::ceil(workgroups / c.xcds));
-  const double bytes = f.lines * kLine * workgroups * f.far.first(workgroups);
+  const double stored = (f.touched - f.lines) * kLine * workgroups;
+  const double bytes = f.lines * kLine * workgroups * f.far.first(workgroups) + stored;
   const double of_xcd = workgroups / c.xcds, bytes_of_xcd = f.lines * kLine * of_xcd * f.far.first(of_xcd);
   // Who asks before a line has left again: those at work now, or all there ever are if everything fits.
-  const bool fits_l2 = bytes_of_xcd < kFull * c.l2_bytes, fits_mall = bytes < kFull * c.mall_bytes;
+  const bool fits_l2 = bytes_of_xcd < c.cache_share * c.l2_bytes, fits_mall = bytes < c.cache_share * c.mall_bytes;
   const double units = workgroups / resident;
   const double first_of_xcd = fits_l2 ? f.far.first(units / c.xcds) : f.near.first(share.busy_cus_of_xcd);
   const double first_of_chip = fits_mall ? f.far.first(units) : f.near.first(share.busy_cus);
@@ -179,7 +181,7 @@ Share share_of(const Constants& c, const Footprint& f, double workgroups, int re
   share.first_of_chip = std::min(1.0, first_of_chip / first_of_xcd);
   share.l2_lines = c.l2_bytes / kLine / (share.busy_cus_of_xcd * f.near.first(share.busy_cus_of_xcd));
   share.mall_lines = c.mall_bytes / kLine / (share.busy_cus * f.near.first(share.busy_cus));
-  share.warm = options.warm && fits_mall;
+  share.fits = fits_mall, share.warm = options.warm && fits_mall;
   return share;
 }
 

@@ -2,6 +2,7 @@
 #include "memory_time.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace gfx942::clock {
 
@@ -62,9 +63,14 @@ FarCache::Found FarCache::find(uint32_t line) {
   } else if (double(brought_ - e.brought) > lines_) {
     found = Found::gone;
   }
-  if (found != Found::there) ++brought_;
+  if (found != Found::there) ++brought_, e.written = false;
   e.brought = std::max<uint64_t>(1, brought_);
   return found;
+}
+
+bool FarCache::writes(uint32_t line) {
+  Entry& e = entry(line);
+  return !std::exchange(e.written, true);
 }
 
 MemoryTime::MemoryTime(const Constants& c, const Share& share)
@@ -86,19 +92,25 @@ MemoryTime::MemoryTime(const Constants& c, const Share& share)
 double MemoryTime::far(double from, uint32_t line, bool store, uint32_t bytes) {
   l2_free_ = std::max(l2_free_, from) + bytes * l2_cycles_a_byte_;
   const FarCache::Found in_l2 = l2_.find(line);
+  if (store) {  // the line goes on to memory once, behind the store's back
+    if (l2_.writes(line)) {
+      mall_free_ = std::max(mall_free_, from) + kLine * mall_cycles_a_byte_;
+      if (!share_.fits) hbm_free_ = std::max(hbm_free_, from) + kLine * hbm_cycles_a_byte_;
+    }
+    return l2_free_ + c_.l2_latency;
+  }
   // What this unit does not find, another may have brought.
-  const bool l2_hit = store || in_l2 == FarCache::Found::there || !among(line, 1, share_.first_of_xcd);
-  if (!store && l2_hit) ++counts.l2_hits;
-  if (l2_hit && !(store && in_l2 != FarCache::Found::there)) return l2_free_ + c_.l2_latency;
-  // A line that was stored goes on to memory once, behind the store's back.
+  if (in_l2 == FarCache::Found::there || !among(line, 1, share_.first_of_xcd)) {
+    ++counts.l2_hits;
+    return l2_free_ + c_.l2_latency;
+  }
   mall_free_ = std::max(mall_free_, from) + kLine * mall_cycles_a_byte_;
   const FarCache::Found in_mall = mall_.find(line);
   const bool mall_hit = in_mall == FarCache::Found::there || !among(line, 2, share_.first_of_chip) ||
                         (in_mall == FarCache::Found::first && share_.warm);
-  if (!mall_hit) hbm_free_ = std::max(hbm_free_, from) + kLine * hbm_cycles_a_byte_;
-  if (store) return l2_free_ + c_.l2_latency;
   ++(mall_hit ? counts.mall_hits : counts.hbm);
   if (mall_hit) return std::max(l2_free_, mall_free_) + mall_latency_;
+  hbm_free_ = std::max(hbm_free_, from) + kLine * hbm_cycles_a_byte_;
   return std::max({l2_free_, mall_free_, hbm_free_}) + hbm_latency_;
 }
 

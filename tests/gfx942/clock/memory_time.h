@@ -30,11 +30,14 @@ class FarCache {
   explicit FarCache(double lines) : lines_(lines) {}
   enum class Found : uint8_t { first, gone, there };
   Found find(uint32_t line);
+  // Whether it is the first store to a line since it came: that is written back one day.
+  bool writes(uint32_t line);
 
  private:
   struct Entry {
     uint32_t line = 0;
     uint64_t brought = 0;  // 0: no entry
+    bool written = false;
   };
   void grow();
   Entry& entry(uint32_t line);
@@ -52,6 +55,7 @@ struct Share {
   double first_of_xcd = 1;   // of lines that this unit asks L2 for, the share that no other of its XCD asked for before
   double first_of_chip = 1;  // and of those, which no other XCD did
   double l2_lines = 0, mall_lines = 0;  // of this unit's lines that these hold: others' are there as well
+  bool fits = true;                     // whether the Infinity Cache holds all that the launch touches
   bool warm = true;                     // whether what fits into the Infinity Cache was there before the launch
 };
 

@@ -215,6 +215,19 @@ def test_memory_gives_its_bandwidth(clock: Clock) -> None:
         assert found[0].microseconds / found[1].microseconds == pytest.approx(2, rel=0.1)
 
 
+def test_what_is_stored_goes_to_memory_once(clock: Clock) -> None:
+    """Each workgroup loads 4096 bytes and stores them twice: memory sees each once in and once out."""
+    grid = 304 * 27
+    what = ("load_dwordx4 v[8:11], v1", *2 * ("store_dwordx4 v1, v[12:15]",))
+    accesses = "".join(f"  global_{x}, s[16:17] offset:{1024 * k}\n" for x in what for k in range(4))
+    place = "  s_lshl_b32 s21, s2, 12\n  v_lshlrev_b32 v1, 4, v0\n  v_add_u32 v1, s21, v1\n"
+    values = "".join(f"  v_mov_b32 v{r}, 1.0\n" for r in range(12, 16))
+    text = f"  s_load_dwordx2 s[16:17], {KERNARG}, 0x0\n{place}{values}  s_waitcnt lgkmcnt(0)\n{accesses}"
+    clock.memory = np.zeros(grid * 1024, np.uint32)
+    found = clock.launch(text, 1, grid, 10**4, hbm_gb_a_second=100, mall_bytes=1 << 20, launch_microseconds=0)
+    assert 2 * grid * 4096 / (found.microseconds * 1e-6) == pytest.approx(100e9, rel=0.2)
+
+
 def test_the_same_events_take_the_same_time(clock: Clock) -> None:
     text = looped(f"  {MFMA} v[16:19], v[2:3], v[4:5], v[16:19]\n  ds_read_b32 v8, v1\n", FEW)
     assert clock.launch(text, 8, 700) == clock.launch(text, 8, 700)

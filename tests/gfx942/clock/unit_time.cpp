@@ -58,10 +58,10 @@ struct Group {
   size_t waiting = 0, ended = 0;
 };
 
-class Unit_ {
+class UnitClock {
  public:
-  Unit_(const Constants& c, const std::vector<Step>& steps, const Share& share,
-        const std::vector<const GroupWords*>& groups, const UnitOptions& options)
+  UnitClock(const Constants& c, const std::vector<Step>& steps, const Share& share,
+            const std::vector<const GroupWords*>& groups, const UnitOptions& options)
       : c_(c),
         steps_(steps),
         given_(groups),
@@ -86,11 +86,11 @@ class Unit_ {
 
   void admit(uint64_t now);
   void begin(Wave& w, uint64_t now);
-  bool prepare(Wave& w);
+  void prepare(Wave& w);
   void wait(Wave& w, uint64_t until, Spent spent);
   void wait_for_counter(Wave& w, const std::deque<uint64_t>& out, size_t most, Spent spent);
   void wait_for_registers(Wave& w, const Step& s);
-  bool slot(Simd& simd, uint64_t now);
+  void slot(Simd& simd, uint64_t now);
   bool refused(Simd& simd, Wave& w, const Step& s, uint64_t now, std::array<bool, kPorts>& taken);
   void issue(Simd& simd, Wave& w, const Step& s, uint64_t now);
   void note_results(Wave& w, const Step& s, uint64_t when);
@@ -136,14 +136,14 @@ Spent spent_of(const Step& s) {
 }
 
 // A SIMD issues each fourth cycle, one after the other.
-uint64_t Unit_::at_slot(const Wave& w, uint64_t time) const {
+uint64_t UnitClock::at_slot(const Wave& w, uint64_t time) const {
   const uint64_t turn = uint64_t(w.simd) % slot_;
   return time <= turn ? turn : turn + (time - turn + slot_ - 1) / slot_ * slot_;
 }
 
 // ---- workgroups come and go
 
-void Unit_::admit(uint64_t now) {
+void UnitClock::admit(uint64_t now) {
   size_t resident = 0;
   for (const auto& g : groups_) resident += g != nullptr;
   while (resident < size_t(options_.resident) && counted_left_) {
@@ -168,13 +168,13 @@ void Unit_::admit(uint64_t now) {
   }
 }
 
-void Unit_::begin(Wave& w, uint64_t now) {
+void UnitClock::begin(Wave& w, uint64_t now) {
   w.ready = now, w.waits_for = Spent::wait_instructions;
   if (!w.cursor.next()) throw std::invalid_argument("a wave without instructions");
   prepare(w);
 }
 
-void Unit_::end(Wave& w, uint64_t now) {
+void UnitClock::end(Wave& w, uint64_t now) {
   w.ended = true;
   Group& g = *groups_[w.group];
   std::erase(simds_[size_t(w.simd)].waves, &w);
@@ -190,7 +190,7 @@ void Unit_::end(Wave& w, uint64_t now) {
   admit(now);
 }
 
-void Unit_::leave_barrier(Group& g, uint64_t now) {
+void UnitClock::leave_barrier(Group& g, uint64_t now) {
   g.waiting = 0;
   for (auto& w : g.waves) {
     if (!w->at_barrier) continue;
@@ -203,15 +203,15 @@ void Unit_::leave_barrier(Group& g, uint64_t now) {
 
 // ---- what a wave waits for
 
-void Unit_::wait(Wave& w, uint64_t until, Spent spent) {
+void UnitClock::wait(Wave& w, uint64_t until, Spent spent) {
   if (until > w.ready) w.ready = until, w.waits_for = spent;
 }
 
-void Unit_::wait_for_counter(Wave& w, const std::deque<uint64_t>& out, size_t most, Spent spent) {
+void UnitClock::wait_for_counter(Wave& w, const std::deque<uint64_t>& out, size_t most, Spent spent) {
   if (out.size() > most) wait(w, *std::max_element(out.begin(), out.end() - ptrdiff_t(most)), spent);
 }
 
-void Unit_::wait_for_registers(Wave& w, const Step& s) {
+void UnitClock::wait_for_registers(Wave& w, const Step& s) {
   if (w.newest_result <= w.ready) return;
   const auto look = [&](const Registers& r) {
     if (s.port == Port::vector && r.first < kScalars) return;  // VCC and others are passed on
@@ -226,7 +226,7 @@ void Unit_::wait_for_registers(Wave& w, const Step& s) {
 }
 
 // When the instruction that the cursor is at could issue, as far as its wave goes.
-bool Unit_::prepare(Wave& w) {
+void UnitClock::prepare(Wave& w) {
   const Step& s = steps_[w.cursor.index];
   bool hit;
   const uint64_t line = s.address / uint64_t(c_.instruction_line_bytes);
@@ -246,12 +246,11 @@ bool Unit_::prepare(Wave& w) {
   w.refused_by = Spent::wait_port;
   Simd& simd = simds_[size_t(w.simd)];
   simd.next = std::min(simd.next, at_slot(w, w.ready));
-  return true;
 }
 
 // ---- issue
 
-bool Unit_::refused(Simd& simd, Wave& w, const Step& s, uint64_t now, std::array<bool, kPorts>& taken) {
+bool UnitClock::refused(Simd& simd, Wave& w, const Step& s, uint64_t now, std::array<bool, kPorts>& taken) {
   const auto refuse = [&](Spent why) {
     w.refused_by = why;
     return true;
@@ -263,15 +262,14 @@ bool Unit_::refused(Simd& simd, Wave& w, const Step& s, uint64_t now, std::array
       return refuse(simd.matrix_issued_last ? Spent::wait_matrix_unit : Spent::wait_vector_unit);
   }
   // The queues in front of LDS and the address unit hold a few accesses.
-  constexpr double kQueue = 32;
-  if (s.port == Port::lds && lds_free_ > double(now) + kQueue) return refuse(Spent::wait_queue);
-  if (s.port == Port::memory && memory_.free() > double(now) + kQueue) return refuse(Spent::wait_queue);
+  if (s.port == Port::lds && lds_free_ > double(now) + c_.queue_cycles) return refuse(Spent::wait_queue);
+  if (s.port == Port::memory && memory_.free() > double(now) + c_.queue_cycles) return refuse(Spent::wait_queue);
   if (taken[size_t(s.port)]) return refuse(s.port == Port::vector ? Spent::wait_vector_unit : Spent::wait_port);
   taken[size_t(s.port)] = true;
   return false;
 }
 
-void Unit_::spend(const Wave& w, uint64_t begin, uint64_t end, Spent spent) {
+void UnitClock::spend(const Wave& w, uint64_t begin, uint64_t end, Spent spent) {
   if (end <= begin) return;
   const uint64_t cycles = end - begin;
   time_.spent[size_t(spent)] += cycles;
@@ -281,7 +279,7 @@ void Unit_::spend(const Wave& w, uint64_t begin, uint64_t end, Spent spent) {
 }
 
 // The time since the last instruction, and the slot of this one.
-void Unit_::account(Wave& w, const Step& s, uint64_t now) {
+void UnitClock::account(Wave& w, const Step& s, uint64_t now) {
   const size_t index = w.cursor.index;
   ++time_.executed[index], ++time_.instructions;
   const uint64_t from = w.issued, own = std::clamp(w.ready, from, now);
@@ -295,14 +293,14 @@ void Unit_::account(Wave& w, const Step& s, uint64_t now) {
   worst_[index][size_t(w.waits_for)] += own - from, worst_[index][size_t(w.refused_by)] += now - own;
 }
 
-void Unit_::note_results(Wave& w, const Step& s, uint64_t when) {
+void UnitClock::note_results(Wave& w, const Step& s, uint64_t when) {
   for (int k = 0; k < s.writes; ++k)
     for (int r = s.written[size_t(k)].first; r < s.written[size_t(k)].first + s.written[size_t(k)].count; ++r)
       w.result[size_t(r)] = when, w.of_matrix[size_t(r)] = s.unit == Unit::matrix;
   w.newest_result = std::max(w.newest_result, when);
 }
 
-void Unit_::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
+void UnitClock::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
   account(w, s, now);
   w.ready = now + slot_ + s.pause, w.waits_for = s.pause ? Spent::pause : Spent::wait_port;
   const auto retire = [&](std::deque<uint64_t>& out) {
@@ -376,8 +374,7 @@ void Unit_::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
   prepare(w);
 }
 
-// One slot of a SIMD. False where nothing issued.
-bool Unit_::slot(Simd& simd, uint64_t now) {
+void UnitClock::slot(Simd& simd, uint64_t now) {
   std::array<bool, kPorts> taken{};
   std::array<Wave*, 16> in_order;
   size_t count = 0;
@@ -386,18 +383,14 @@ bool Unit_::slot(Simd& simd, uint64_t now) {
   if (count > 1)
     std::stable_sort(in_order.begin(), in_order.begin() + ptrdiff_t(count),
                      [](const Wave* a, const Wave* b) { return a->priority > b->priority; });
-  bool any = false;
   for (size_t k = 0; k < count; ++k) {
     Wave& w = *in_order[k];
     const Step& s = steps_[w.cursor.index];
-    if (refused(simd, w, s, now, taken)) continue;
-    issue(simd, w, s, now);
-    any = true;
+    if (!refused(simd, w, s, now, taken)) issue(simd, w, s, now);
   }
-  return any;
 }
 
-UnitTime Unit_::run() {
+UnitTime UnitClock::run() {
   for (Simd& s : simds_) s.next = kNever;
   counted_left_ = given_.size();
   admit(0);
@@ -426,7 +419,7 @@ UnitTime Unit_::run() {
 
 UnitTime time_unit(const Constants& c, const std::vector<Step>& steps, const Share& share,
                    const std::vector<const GroupWords*>& groups, const UnitOptions& options) {
-  return Unit_(c, steps, share, groups, options).run();
+  return UnitClock(c, steps, share, groups, options).run();
 }
 
 }  // namespace gfx942::clock
