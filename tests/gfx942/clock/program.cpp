@@ -60,6 +60,7 @@ std::vector<Step> steps_of(const Code& code, const Constants& constants) {
         s.read[s.reads++] = registers_of(o);
       }
     }
+    if (i.mnemonic.starts_with("s_cbranch_vcc")) s.read[s.reads++] = {kVcc, 2};
     steps.push_back(s);
   }
   return steps;

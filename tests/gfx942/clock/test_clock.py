@@ -171,6 +171,12 @@ def test_waves_wait_for_the_last_at_a_barrier(clock: Clock) -> None:
     assert found.spent["wait: barrier"] > 0.3 * found.wave_cycles
 
 
+def test_a_branch_waits_for_what_vector_code_decides(clock: Clock) -> None:
+    body = "  v_cmp_gt_u32 vcc, 64, v0\n  s_cbranch_vccz 0\n"
+    assert clock.body(body, vector_to_scalar_cycles=16) == pytest.approx(4 + 16 + 4)
+    assert clock.body(body, vector_to_scalar_cycles=0) == pytest.approx(8)
+
+
 def test_pauses(clock: Clock) -> None:
     assert clock.body("  s_nop 7\n") == pytest.approx(32)
     assert clock.body("  s_sleep 2\n") == pytest.approx(4 + 128)

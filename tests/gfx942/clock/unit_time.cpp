@@ -93,6 +93,9 @@ class UnitClock {
   void slot(Simd& simd, uint64_t now);
   bool refused(Simd& simd, Wave& w, const Step& s, uint64_t now, std::array<bool, kPorts>& taken);
   void issue(Simd& simd, Wave& w, const Step& s, uint64_t now);
+  void execute(Simd& simd, Wave& w, const Step& s, uint64_t now);
+  void occupy_lds(uint64_t now, double cycles);
+  void count_lgkm(Wave& w, uint64_t now, double done, bool scalar);
   void note_results(Wave& w, const Step& s, uint64_t when);
   void account(Wave& w, const Step& s, uint64_t now);
   void spend(const Wave& w, uint64_t begin, uint64_t end, Spent spent);
@@ -300,12 +303,8 @@ void UnitClock::note_results(Wave& w, const Step& s, uint64_t when) {
   w.newest_result = std::max(w.newest_result, when);
 }
 
-void UnitClock::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
-  account(w, s, now);
-  w.ready = now + slot_ + s.pause, w.waits_for = s.pause ? Spent::pause : Spent::wait_port;
-  const auto retire = [&](std::deque<uint64_t>& out) {
-    while (!out.empty() && out.front() <= now) out.pop_front();
-  };
+// What the instruction keeps busy, and when its result is there.
+void UnitClock::execute(Simd& simd, Wave& w, const Step& s, uint64_t now) {
   switch (s.unit) {
     case Unit::matrix: {
       const uint64_t blocks = std::max(slot_, uint64_t(c_.matrix_blocks_vector * s.cycles));
@@ -324,37 +323,39 @@ void UnitClock::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
       if (there > now + slot_) note_results(w, s, there);
       break;
     }
-    case Unit::lds: {
-      retire(w.lgkm);
-      while (w.lgkm_scalar.size() > w.lgkm.size()) w.lgkm_scalar.pop_front();
-      const double cycles = w.cursor.touches_lds ? w.cursor.lds : c_.lds_cycles_without_banks;
-      lds_free_ = std::max(double(now), lds_free_) + cycles;
-      time_.lds_busy += cycles;
-      w.lgkm.push_back(uint64_t(lds_free_ + c_.lds_latency)), w.lgkm_scalar.push_back(false);
+    case Unit::lds:
+      occupy_lds(now, w.cursor.touches_lds ? w.cursor.lds : c_.lds_cycles_without_banks);
+      count_lgkm(w, now, lds_free_ + c_.lds_latency, false);
       break;
-    }
     case Unit::scalar_memory:
-      retire(w.lgkm);
-      while (w.lgkm_scalar.size() > w.lgkm.size()) w.lgkm_scalar.pop_front();
-      w.lgkm.push_back(uint64_t(memory_.scalar(double(now), w.cursor))), w.lgkm_scalar.push_back(true);
+      count_lgkm(w, now, memory_.scalar(double(now), w.cursor), true);
       break;
     case Unit::memory: {
-      retire(w.vm);
+      while (!w.vm.empty() && w.vm.front() <= now) w.vm.pop_front();
       double done = memory_.vector(double(now), s, w.cursor);
-      if (w.cursor.touches_lds) {  // straight to LDS
-        lds_free_ = std::max(double(now), lds_free_) + w.cursor.lds;
-        time_.lds_busy += w.cursor.lds;
-        done += w.cursor.lds;
-      }
+      if (w.cursor.touches_lds) occupy_lds(now, w.cursor.lds), done += w.cursor.lds;  // straight to LDS
       w.vm.push_back(uint64_t(done));
       break;
     }
-    case Unit::branch:
-      w.ready = now + uint64_t(c_.branch_cycles), w.waits_for = Spent::wait_instructions;
-      break;
     default:
       break;
   }
+}
+
+void UnitClock::occupy_lds(uint64_t now, double cycles) {
+  lds_free_ = std::max(double(now), lds_free_) + cycles;
+  time_.lds_busy += cycles;
+}
+
+void UnitClock::count_lgkm(Wave& w, uint64_t now, double done, bool scalar) {
+  for (; !w.lgkm.empty() && w.lgkm.front() <= now; w.lgkm.pop_front()) w.lgkm_scalar.pop_front();
+  w.lgkm.push_back(uint64_t(done)), w.lgkm_scalar.push_back(scalar);
+}
+
+void UnitClock::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
+  account(w, s, now);
+  w.ready = now + slot_ + s.pause, w.waits_for = s.pause ? Spent::pause : Spent::wait_port;
+  execute(simd, w, s, now);
   if (s.priority >= 0) w.priority = s.priority;
   if (s.ends) {  // a workgroup's registers and LDS are free when all that is out has come back
     uint64_t last = now + slot_;
@@ -370,7 +371,11 @@ void UnitClock::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
   }
   const uint32_t before = w.cursor.index;
   if (!w.cursor.next()) throw std::invalid_argument("a wave's words end before it does");
-  if (s.unit == Unit::branch && w.cursor.index != before + 1) w.ready = now + uint64_t(c_.taken_branch_cycles);
+  if (s.unit == Unit::branch) {
+    const bool taken = w.cursor.index != before + 1;
+    w.ready = now + uint64_t(taken ? c_.taken_branch_cycles : c_.branch_cycles);
+    w.waits_for = Spent::wait_instructions;
+  }
   prepare(w);
 }
 
