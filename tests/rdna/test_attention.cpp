@@ -7,7 +7,8 @@
 #include <cmath>
 #include <variant>
 
-#include "attention/gpu/kernels.h"
+#include "attention/backward/backward_call.h"
+#include "attention/dispatch/forward_call.h"
 #include "chips.h"
 #include "mlstm_call.h"
 
@@ -118,8 +119,8 @@ void run_forward(AttentionProblem& p, const Chip& chip) {
   call.in = p.in, call.out = p.out.api(), call.lse = p.lse.api(), call.lse_with_sink = 1;
   const ForwardCallPlan plan = plan_attention_forward_call(call, chip);
   CHECK(int(plan.index()) == int(c.route), "%s: plan %d", c.name, int(plan.index()));
-  Buffer room(attention_forward_workspace(call, plan));
-  attention_forward(call, plan, room.data(), nullptr);
+  Buffer memory(attention_forward_workspace(call, plan));
+  attention_forward(call, plan, memory.data(), nullptr);
   Terms truth(size_t(c.heads_q * c.queries * c.dv));
   p.each_weight([&](int h, int i, int j, double weight) {
     const int head = h / (c.heads_q / c.heads_k);
@@ -135,8 +136,8 @@ void run_backward(AttentionProblem& p, const Chip& chip) {
   call.in = p.in, call.out = p.out.api(), call.dout = p.dout.api(), call.lse = p.lse.api();
   call.dq = p.dq.api(), call.dk = p.dk.api(), call.dv = p.dv.api();
   const AttentionBackwardPlan plan = plan_attention_backward_call(call, chip);
-  Buffer room(attention_backward_workspace(call, plan));
-  attention_backward(call, plan, room.data(), nullptr);
+  Buffer memory(attention_backward_workspace(call, plan));
+  attention_backward(call, plan, memory.data(), nullptr);
   const Values out = p.out.values();  // which is given, rounded
   Terms dq(p.q_values.size()), dk(p.k_values.size()), dv(p.v_values.size());
   p.each_weight([&](int h, int i, int j, double weight) {
