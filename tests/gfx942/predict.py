@@ -3,7 +3,7 @@
 
 python tests/gfx942/predict.py kernel.co                                  lists its kernels
 python tests/gfx942/predict.py kernel.co --kernel twice --grid 4 --block 256 --arg 'f32[1024]=random' --arg 1024
-python tests/gfx942/predict.py --call 'B1 H16 S4096'                      calls of docs/amd_roofline.md, by title
+python tests/gfx942/predict.py --call 'forward, B1 H16 S4096'             calls of docs/amd_roofline.md, by title
 python tests/gfx942/predict.py --diff before.json after.json              of what --save wrote with two builds
 """
 
