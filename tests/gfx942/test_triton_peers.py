@@ -17,6 +17,7 @@ import wheels
 from against_float64 import SCALE, check, check_attention, random
 from support.reference import truth
 
+pytestmark = pytest.mark.rows("ci")  # Triton is a download of hundreds of megabytes
 # Threads that hold the same part of a tensor write it to LDS, each with the same bytes.
 FOUND = {"lds-same-bytes"}
 
