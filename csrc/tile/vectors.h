@@ -76,4 +76,19 @@ XLSTM_DEVICE void store_run(E* row, int column, int columns, bool aligned, const
   }
 }
 
+// The same where accumulators fill a wave's registers (attention's backward): each store has its own test and address.
+// With store_run() clang 19 keeps float16's accumulators in other registers than products want them in, and moves them
+// in every pass of the loop.
+template <class E, int n>
+XLSTM_DEVICE void store_run_by_tests(E* row, int column, int columns, bool aligned, const float (&from)[n]) {
+  const PackedElements<E, n> packed = pack_elements<E>(from);
+  if (aligned && column + n <= columns) {
+    *reinterpret_cast<PackedElements<E, n>*>(row + column) = packed;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+    if (column + j < columns) row[column + j] = packed.element(j);
+}
+
 }  // namespace xlstm::gpu
