@@ -22,7 +22,7 @@ from xlstm_hip.mlstm.compiled import (
 def test_ray_takes_cpu_tensors() -> None:
     schedule = bands.plan(heads=2, length=3, chunk_size=8, heads_per_band=None, workers=1)
     with pytest.raises(ValueError, match="q: expected a CPU tensor.* got one on cuda:0"):
-        ray_actors._make_runner(schedule, torch.device("cuda:0"))
+        ray_actors._make_runner(schedule, torch.device("cuda:0"), {})
 
 
 @pytest.mark.rows("ci")
