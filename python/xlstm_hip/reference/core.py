@@ -209,7 +209,8 @@ class _ExactBackward(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, i, f, c, n, m)
         ctx.settings = eps, chunk, variant
         done = forward(q, k, v, i, f, c, n, m, eps, chunk, variant)
-        return from_chunks(done.h, q.shape[2]).to(q.dtype), *last_states(done, variant)
+        # A copy: torch 2.11 loses the gradient of an output that is a view, where the function is part of a graph.
+        return from_chunks(done.h, q.shape[2]).to(q.dtype, copy=True), *last_states(done, variant)
 
     @staticmethod
     @once_differentiable
