@@ -110,12 +110,12 @@ def test_halves_of_a_wave_exchange_strips_on_rdna3_alone(kernels: list[Kernel]) 
 SPILLING = """\
 #include <hip/hip_runtime.h>
 extern "C" __global__ void __launch_bounds__(1024) many_values(float* x) {
-  float value[220];
+  float value[300];
   #pragma unroll
-  for (int i = 0; i < 220; ++i) value[i] = x[threadIdx.x + 1024 * i];
+  for (int i = 0; i < 300; ++i) value[i] = x[threadIdx.x + 1024 * i];
   __syncthreads();
   #pragma unroll
-  for (int i = 0; i < 220; ++i) x[threadIdx.x + 1024 * (i * 7 % 220)] = value[i] * value[(i + 110) % 220];
+  for (int i = 0; i < 300; ++i) x[threadIdx.x + 1024 * (i * 7 % 300)] = value[i] * value[(i + 37) % 300];
 }
 """
 
