@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from code_objects import run
@@ -15,6 +16,18 @@ from code_objects import run
 
 class NotDownloaded(RuntimeError):
     """pip found no way to a wheel; why is its last line."""
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """The folder as make fills it, unless it is there. Processes wait for one another, and it is never half there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not folder.exists():
+            unfinished = folder.parent / "unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            make(unfinished)
+            unfinished.rename(folder)
 
 
 def unpack(requirements: Path, folder: Path, members: Sequence[str]) -> None:

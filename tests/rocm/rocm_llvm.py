@@ -15,7 +15,6 @@ itself includes before a HIP file come from the compiler of that build.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import inspect
@@ -92,15 +91,12 @@ PARTS = FOLDER / hashlib.sha256(WHEELS.read_bytes() + repr(CONSTANTS).encode()).
 
 def ensure_parts() -> None:
     """Downloads and unpacks the wheels, once for each wheels.txt."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with open(FOLDER / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not PARTS.exists():
-            code_objects.configure(ROOT, BUILD, *code_objects.options())
-            unfinished = FOLDER / "unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unpack(unfinished)
-            unfinished.rename(PARTS)
+
+    def make(folder: Path) -> None:
+        code_objects.configure(ROOT, BUILD, *code_objects.options())
+        unpack(folder)
+
+    wheels.make_once(PARTS, make)
 
 
 @functools.cache

@@ -5,10 +5,8 @@ They are written by hand. The checks in BY_HAND complain of what such code does 
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
-import shutil
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,14 +33,7 @@ BY_HAND = ("ieee-mode", "divergent-barrier", "buffer-offset", "buffer-stride", "
 
 def ensure_code() -> None:
     """Downloads the wheel and unpacks it, once for each aiter_wheel.txt. wheels.NotDownloaded where pip cannot."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with open(FOLDER / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not PARTS.exists():
-            unfinished = FOLDER / "unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            wheels.unpack(WHEEL, unfinished, MEMBERS)
-            unfinished.rename(PARTS)
+    wheels.make_once(PARTS, lambda folder: wheels.unpack(WHEEL, folder, MEMBERS))
 
 
 @functools.cache

@@ -7,10 +7,8 @@ launched for gfx942, and the interpreter runs it. In a process of its own, since
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,14 +37,7 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
 def ensure_triton() -> None:
     """Downloads and unpacks the wheels, once for each triton_wheels.txt. wheels.NotDownloaded where pip cannot."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with open(FOLDER / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not PARTS.exists():
-            unfinished = FOLDER / "unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            wheels.unpack(WHEELS, unfinished, MEMBERS)
-            unfinished.rename(PARTS)
+    wheels.make_once(PARTS, lambda folder: wheels.unpack(WHEELS, folder, MEMBERS))
 
 
 def environment() -> dict[str, str]:
