@@ -254,6 +254,7 @@ def test_every_constant_says_where_it_comes_from(timing: ModuleType) -> None:
     content = json.loads(timing.CHIP.read_text())
     assert set(content) == {"sources", "fitted", "assumed", "constants"}
     for name, x in content["constants"].items():
+        assert {"value", "from"} <= set(x) <= {"value", "from", "how"}, name
         assert x["from"] in {*content["sources"], "fitted", "assumed"}, name
     for kind in ("fitted", "assumed"):
         assert set(content[kind]) == {name for name, x in content["constants"].items() if x["from"] == kind}

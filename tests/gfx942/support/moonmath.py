@@ -32,7 +32,7 @@ def folder() -> Path | None:
 
 
 @functools.cache
-def _module(rounding: str) -> device.Module:
+def module(rounding: str) -> device.Module:
     sources = folder()
     assert sources
     text = (sources / "csrc/attention_kernel.hip").read_text()
@@ -45,8 +45,7 @@ def _module(rounding: str) -> device.Module:
 
 
 def _launch(rounding: str, kernel: str, grid: tuple[int, int], threads: int, arguments: list) -> None:
-    module = _module(rounding)
-    module.launch(kernel, grid, threads, [array(x) if isinstance(x, Tensor) else x for x in arguments])
+    module(rounding).launch(kernel, grid, threads, [array(x) if isinstance(x, Tensor) else x for x in arguments])
 
 
 def forward(rounding: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
