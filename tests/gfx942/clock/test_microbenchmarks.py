@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The microbenchmarks of benchmarks/mi300x on the model: the formulas, applied to predicted times, give back the
+constants that the model has, those of mi300x.json and others."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Microbenchmark, find
+
+# Another chip. Where the model counts in slots of four cycles, its constants are multiples of four.
+OTHER = {
+    "peak_mhz": 1800,
+    "matrix_mhz": 1000,
+    "matrix_power": 0.3,
+    "matrix_result_cycles": 24,
+    "transcendental_result_cycles": 8,
+    "matrix_blocks_vector": 0.75,
+    "branch_cycles": 12,
+    "taken_branch_cycles": 40,
+    "vector_to_scalar_cycles": 24,
+    "barrier_cycles": 20,
+    "sleep_cycles": 32,
+    "counter_vm": 40,
+    "counter_lgkm": 10,
+    "queue_cycles": 16,
+    "lds_cycles_without_banks": 4,
+    "lds_latency": 128,
+    "instruction_miss_cycles": 96,
+    "scalar_hit_cycles": 80,
+    "scalar_miss_cycles": 300,
+    "address_cycles": 8,
+    "l1_bytes_a_cycle": 32,
+    "l1_latency": 160,
+    "l1_miss_lines": 40,
+    "l2_bytes_a_cycle": 1024,
+    "l2_latency": 400,
+    "mall_gb_a_second": 8000,
+    "mall_nanoseconds": 300,
+    "hbm_gb_a_second": 3000,
+    "hbm_nanoseconds": 500,
+    "cache_share": 0.75,
+    "wave_launch_cycles": 12,
+    "group_launch_cycles": 200,
+    "launch_microseconds": 3,
+}
+# What these units ask for leaves the bandwidths of L2 and the Infinity Cache unknown; those of the other chip do not.
+LIMITED = {"l2_bytes_a_cycle", "mall_gb_a_second"}
+OTHER_FOR = {"bandwidth": {"l1_miss_lines": 512}}
+# So that the first workgroup of a unit, which fetches the instructions, counts little.
+INSTRUCTIONS = {"group_launch": 300_000}
+
+SLOT = 4  # cycles: what waits goes on with a slot of its SIMD, so that a latency is known to one
+BODIES = 32  # by which two kernels differ
+LOOP = 2 * 4 + 40  # cycles of a loop's own instructions: other waves hide some of them, of few bodies or of many
+
+# How far what is found may be from the constant: the larger of a share of it and a difference.
+SHARES = {
+    "matrix_blocks_vector": (LOOP + 8) / 2048,  # while the loop of 512 additions turns, a product is in nobody's way
+    "counter_lgkm": SLOT / 96 + 15 / (16 * BODIES),  # a body may end within what may be under way
+    "counter_vm": SLOT / 300 + 63 / (32 * BODIES),
+    "l1_bytes_a_cycle": (160 + LOOP) / BODIES / 256,  # a round ends with a wait, of 256 cycles a body
+    "l1_miss_lines": (400 + LOOP) / BODIES / 150,
+    "matrix_mhz": 0.012,  # a workgroup begins with 800 of 61440 cycles in which it fetches instructions
+    "matrix_power": 0.012 / 0.25,
+    # A workgroup begins with 500 cycles, and ends with a wait: of 64 chunks a unit, 1024 cycles each.
+    **dict.fromkeys(("hbm_gb_a_second", "l2_bytes_a_cycle", "mall_gb_a_second"), 0.02),
+}
+DIFFERENCES = {
+    **dict.fromkeys(("barrier_cycles", "queue_cycles", "lds_latency", "l1_latency", "l2_latency"), SLOT),
+    **dict.fromkeys(("scalar_hit_cycles", "scalar_miss_cycles", "group_launch_cycles"), SLOT),
+    **dict.fromkeys(("mall_nanoseconds", "hbm_nanoseconds"), 1000 * SLOT / 1800),
+    "wave_launch_cycles": SLOT / 3,
+    "v_add_f32": LOOP / BODIES / 2,
+    "instruction_miss_cycles": (128 + LOOP) / 768,  # the line after the lines that are counted, and the loop
+    # A barrier may take longer than LDS has reads waiting, and a round ends with a wait.
+    **dict.fromkeys((name for name in RATES if name.startswith("ds_")), 24 / 128 + (128 + LOOP) / BODIES / 128),
+    "lds_cycles_without_banks": 24 / 128 + (128 + LOOP) / BODIES / 128,
+    "address_cycles": (160 + LOOP) / BODIES / 128,
+    "cache_share": 0.05,  # the shares that are tried
+}
+EXACT = 1e-6  # the times are of single precision's digits in JSON
+
+
+def tolerance(name: str, constant: float) -> float:
+    return max(EXACT, SHARES.get(name, 0)) * constant + DIFFERENCES.get(name, 0)
+
+
+def chips() -> list[Any]:
+    own = [pytest.param(x, {}, id=x.name) for x in MICROBENCHMARKS]
+    other = {x.name: OTHER | OTHER_FOR.get(x.name, {}) for x in MICROBENCHMARKS}
+    mark = pytest.mark.rows("ci")
+    return own + [pytest.param(x, other[x.name], id=f"{x.name}-other", marks=mark) for x in MICROBENCHMARKS]
+
+
+@pytest.mark.parametrize(("benchmark", "other"), chips())
+def test_the_model_gives_its_constants_back(
+    device: ModuleType, benchmark: Microbenchmark, other: dict[str, float]
+) -> None:
+    from predicted_gpu import PredictedGpu
+
+    gpu = PredictedGpu(INSTRUCTIONS.get(benchmark.name, 60_000), **other)
+    known = {**RATES, **gpu.chip}
+    found = find(gpu, benchmark, known)
+    assert set(found) == set(benchmark.gives)
+    for name, x in found.items():
+        if isinstance(x, AtLeast):
+            assert name in LIMITED and not other and x.value < known[name], name
+        else:
+            assert x == pytest.approx(known[name], abs=tolerance(name, known[name]), rel=0), name
+
+
+def test_the_other_chip_is_another(device: ModuleType) -> None:
+    """Its constants are further away than what is forgiven, so that a formula must follow them."""
+    import timing
+
+    usual = timing.constants()
+    assert set(OTHER) == {name for x in MICROBENCHMARKS for name in x.gives} - set(RATES)
+    for name, x in OTHER.items():
+        assert abs(x - usual[name]) > tolerance(name, x) + tolerance(name, usual[name]), name
+
+
+def test_rates_are_those_of_the_interpreter(device: ModuleType) -> None:
+    """The clock plays the interpreter's table, so that the times above hold RATES to it; here its vector part alone."""
+    import builds
+    from assembly import kernel_text
+
+    names = [name for name in RATES if name.startswith("v_")]
+    operands = {"v_add_f32": "v1, v1, v1", "v_exp_f32": "v1, v1", "v_mfma_f32_16x16x4_f32": "v[4:7], v1, v1, 0"}
+    text = "".join(f"  {name} {operands.get(name, 'v[4:7], v[8:9], v[8:9], 0')}\n" for name in names)
+    device.reset_counters()
+    with device.Module(builds.assemble(kernel_text(text))) as module:
+        module.launch("kernel", grid=1, block=64)
+        found = {i.mnemonic: float(i.cycles) for i in device.counters()[0].instructions}
+    assert {name: found[name] for name in names} == {name: RATES[name] for name in names}
