@@ -172,10 +172,10 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def machine_facts(facts: DeviceFacts) -> dict[str, Any]:
+def machine_facts(machine: Machine) -> dict[str, Any]:
     e = environment("cuda:0")
     kept = {name: e[name] for name in ("date", "system", "gpu")}
-    return kept | {"compute_units": facts.compute_units, "torch": e["packages"]["torch"]}
+    return kept | {"reported_mhz": machine.reported_mhz(), "torch": e["packages"]["torch"]}
 
 
 def main(
@@ -217,7 +217,7 @@ def main(
     for name, why in failed.items():
         print(f"{name} FAILED: {why}", file=sys.stderr)
     if options.out:
-        print("written:", *write(options.out, results, facts, machine_facts(facts)))
+        print("written:", *write(options.out, results, facts, machine_facts(machine)))
     return 1 if failed else 0
 
 

@@ -43,6 +43,7 @@ LAST_WORDS = 300  # characters of a log that the report repeats
 PEERS = "--peers, where they are given"
 NOT_ALL = re.compile(r"\b([1-9]\d*) left out for time")  # a table's last line
 PASSED, FAILED, TIME = "passed", "FAILED", "FAILED: out of time"
+CANNOT_RUN = 77  # the exit code of a part that this machine lacks something for; its last line says what
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ PARTS = (
     Part("speed-selection", "regime=\"auto\" beside the fastest kernels", 900,
          ("-m", "xlstm_hip", "bench", "selection", "--device", "cuda", PEERS, "--seconds", "{seconds}",
           "--out", "{out}/selection_cuda.json")),
+    Part("calibrate", "the constants of the model that predicts times on an MI300X", 1200,
+         ("benchmarks/mi300x_constants.py", "--out", "{out}")),
     *(_sanitized(tool, family) for tool in SANITIZERS for family in TABLES),
 )  # fmt: skip
 
@@ -208,7 +211,7 @@ def run(part: Part, folder: Path, seconds: float, peers: Path | None) -> tuple[s
         )  # fmt: skip
         try:
             code = process.wait(seconds)
-            outcome = f"{FAILED}: exit code {code}" if code else _how_much(folder / "log.txt")
+            outcome = _outcome(code, folder / "log.txt")
         except subprocess.TimeoutExpired:
             outcome = TIME
         finally:
@@ -216,8 +219,13 @@ def run(part: Part, folder: Path, seconds: float, peers: Path | None) -> tuple[s
     return outcome, time.monotonic() - begun
 
 
-def _how_much(log: Path) -> str:
-    left_out = NOT_ALL.search(log.read_text(errors="replace").strip().rpartition("\n")[2])
+def _outcome(code: int, log: Path) -> str:
+    last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
+    if code == CANNOT_RUN:
+        return f"left out: {last_line}"
+    if code:
+        return f"{FAILED}: exit code {code}"
+    left_out = NOT_ALL.search(last_line)
     return f"{PASSED} as far as it came, {left_out[0]}" if left_out else PASSED
 
 

@@ -106,7 +106,9 @@ FUNCTIONS = {
     "EventSynchronize": "",
     "EventElapsedTime": "",
     "DeviceSynchronize": "CtxSynchronize",
+    "DeviceGetAttribute": "",
 }
+CLOCK_RATE = {"hip": 5, "cu": 13}  # the attribute, in kHz
 
 
 def _loaded_hip() -> str:
@@ -121,6 +123,13 @@ def _loaded_hip() -> str:
     return path
 
 
+def _runtime(library: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(library)
+    except OSError as error:
+        raise NotHere(f"no runtime of the GPU: {error}") from None
+
+
 class Gpu:
     """The first device."""
 
@@ -130,7 +139,7 @@ class Gpu:
         self.facts, self.units = facts, facts.compute_units
         self._prefix = "hip" if facts.kind == "amd" else "cu"
         self._command = compile_command(facts.kind, facts.arch) if command is None else command
-        self._library = ctypes.CDLL(library or (_loaded_hip() if facts.kind == "amd" else "libcuda.so.1"))
+        self._library = _runtime(library or (_loaded_hip() if facts.kind == "amd" else "libcuda.so.1"))
         self._modules: dict[str, ctypes.c_void_p] = {}
         self._functions: dict[tuple[str, str], ctypes.c_void_p] = {}
         self._call("Init", 0)
@@ -164,6 +173,12 @@ class Gpu:
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(status, ctypes.byref(text))
         return (text.value or b"unknown error").decode()
+
+    def reported_mhz(self) -> float:
+        """The highest clock, as the runtime has it."""
+        khz = ctypes.c_int()
+        self._call("DeviceGetAttribute", ctypes.byref(khz), CLOCK_RATE[self._prefix], 0)
+        return khz.value / 1000
 
     # ---- memory
 

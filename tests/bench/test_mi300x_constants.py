@@ -5,6 +5,7 @@ tests/gfx942/clock/test_microbenchmarks.py has the microbenchmarks themselves.""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from mi300x import gpu
-from mi300x.formulas import MICROBENCHMARKS, AtLeast, Lab, Microbenchmark
+from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Lab, Microbenchmark
 from mi300x.gpu import Launch, NotHere, compile_command, compiled
 from xlstm_hip._core.device import DeviceFacts
 
@@ -30,6 +31,9 @@ class FakeMachine:
 
     def __init__(self, drift: float = 0) -> None:
         self.drift, self.calls, self.released = drift, 0, 0
+
+    def reported_mhz(self) -> float:
+        return 1980
 
     def microseconds(self, file: str, kernel: str, how: Launch) -> float:
         self.calls += 1
@@ -54,7 +58,7 @@ class FakeMachine:
 def command(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     found = load("mi300x_constants")
     monkeypatch.setattr(found, "is_mi300x", lambda _: True)
-    monkeypatch.setattr(found, "machine_facts", lambda facts: {"gpu": facts.name})
+    monkeypatch.setattr(found, "machine_facts", lambda machine: {"mhz": machine.reported_mhz()})
     yield found
 
 
@@ -152,7 +156,7 @@ def test_another_chip_writes_no_mi300x_json(
 ) -> None:
     assert run(command, "--only", "vector_issue", "--out", str(tmp_path), facts=H100) == 0
     assert [x.name for x in tmp_path.iterdir()] == ["measured.json"]
-    assert json.loads((tmp_path / "measured.json").read_text())["machine"] == {"gpu": "NVIDIA H100"}
+    assert json.loads((tmp_path / "measured.json").read_text())["machine"] == {"mhz": 1980}
     monkeypatch.setattr(command, "is_mi300x", lambda _: False)
     mi325x = replace(MI300X, name="AMD Instinct MI325X")
     assert run(command, "--only", "vector_issue", "--out", str(tmp_path), facts=mi325x) == 0
@@ -247,3 +251,10 @@ def test_the_list_has_a_title_for_each(command: ModuleType, capsys: pytest.Captu
     said = capsys.readouterr().out
     for x in MICROBENCHMARKS:
         assert x.title() and f"{x.name:24} {x.title()}" in said and ", ".join(x.gives) in said
+
+
+def test_the_page_has_each_microbenchmark() -> None:
+    page = (gpu.HERE.parents[1] / "docs/calibrate.md").read_text(encoding="utf-8")
+    rows = {row[1]: row[3] for row in re.findall(r"^(\| `(\w+)` \| ([^|]+) \| ([^|]+) \|)$", page, re.MULTILINE)}
+    constants = {x.name: [name for name in x.gives if name not in RATES] for x in MICROBENCHMARKS}
+    assert {name: re.findall(r"`(\w+)`", cell) for name, cell in rows.items()} == constants

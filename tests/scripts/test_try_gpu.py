@@ -50,6 +50,7 @@ def test_each_outcome_and_the_archive(tmp_path: Path, capsys: pytest.CaptureFixt
         part("hangs", parent, seconds=1),
         part("half", "print('5 done, 0 failed, 2 left out for time')"),
         part("whole", "print('7 done, 0 failed, 0 left out for time')"),
+        part("cannot", "import sys; print('a line'); print('no hipcc was found'); sys.exit(77)"),
         part("no tool", "", tool="no-such-program"),
         part("no module", "", module="no_such_module"),
     )
@@ -60,6 +61,7 @@ def test_each_outcome_and_the_archive(tmp_path: Path, capsys: pytest.CaptureFixt
         "hangs": "FAILED: out of time",
         "half": "passed as far as it came, 2 left out for time",
         "whole": "passed",
+        "cannot": "left out: no hipcc was found",
         "no tool": "left out: no-such-program is not on the PATH",
         "no module": "left out: the package no_such_module is not installed",
     }

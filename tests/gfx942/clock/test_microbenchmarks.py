@@ -7,9 +7,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Microbenchmark, find
+from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Lab, Microbenchmark, find
+from mi300x.gpu import Launch
 
 # Another chip. Where the model counts in slots of four cycles, its constants are multiples of four.
 OTHER = {
@@ -136,3 +138,58 @@ def test_rates_are_those_of_the_interpreter(device: ModuleType) -> None:
         module.launch("kernel", grid=1, block=64)
         found = {i.mnemonic: float(i.cycles) for i in device.counters()[0].instructions}
     assert {name: found[name] for name in names} == {name: RATES[name] for name in names}
+
+
+# ---- the program that runs them, on the interpreter's HIP
+
+
+def test_times_are_those_of_events(device: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a GPU is asked for is asked of HIP: caches are emptied, the kernel runs, and then the interpreter, which
+    has no clock, says so."""
+    from mi300x import gpu
+    from predicted_gpu import PredictedGpu
+
+    monkeypatch.setattr(gpu, "FLUSHED_BYTES", 1 << 20)
+    machine = PredictedGpu(0)
+    memory = machine.upload(np.zeros(64, np.uint32))
+    how = gpu.Launch(rounds=4, memory=memory, cold=True)
+    with pytest.raises(RuntimeError, match="hipEventElapsedTime: an interpreter has no clock"):
+        gpu.Gpu.microseconds(machine, "transcendental.hip", "exp_result_after_8_short", how)
+    assert machine.download(memory, 64).view(np.float32) == pytest.approx(8 / 3, rel=1e-6)  # 1 + 2/2 + 1/4 + ...
+    machine.release()
+    assert machine.reported_mhz() == 2100
+
+
+def test_errors_name_the_call(device: ModuleType) -> None:
+    from predicted_gpu import PredictedGpu
+
+    with pytest.raises(RuntimeError, match="hipModuleGetFunction: .*nothing"):
+        PredictedGpu(0).function("barrier.hip", "nothing")
+
+
+def test_wrong_sums_are_not_timed(device: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first number of wait states counts whose sums are right; where none is, that is an error."""
+    from predicted_gpu import PredictedGpu
+
+    class Hazardous(PredictedGpu):
+        """Sums are right after so many wait states."""
+
+        right_after, asked = 0, ""
+
+        def run(self, file: str, kernel: str, how: Launch) -> None:
+            self.asked = kernel
+
+        def download(self, address: int, count: int) -> np.ndarray:
+            return np.full(count, int(self.asked.split("_")[-2]) < self.right_after, np.uint32)
+
+    gpu = Hazardous(60_000)
+    known = {**RATES, **gpu.chip}
+    lab = Lab(gpu, "matrix_result.hip", known)
+    kernels: list[str] = []
+    monkeypatch.setattr(lab, "body", lambda kernel, **_: kernels.append(kernel))
+    for gpu.right_after in (0, 5):
+        lab.first_right("result", tuple(range(9)), 24)
+    assert kernels == ["result_after_0", "result_after_5"]
+    gpu.right_after = 20
+    with pytest.raises(RuntimeError, match="matrix_result.hip: expected right sums with at most 8 wait states"):
+        lab.first_right("result", tuple(range(9)), 24)
