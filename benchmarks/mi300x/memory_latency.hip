@@ -11,16 +11,18 @@
 // Also for CUDA.
 #include "microbenchmark.h"
 
-__device__ inline void load_next(uint32_t& at, const uint32_t* memory) {
+template <int kBodies>
+__device__ void load_on(uint32_t& at, const uint32_t* memory) {
 #if defined(__CUDACC__)
-  asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(at) : "l"(reinterpret_cast<const char*>(memory) + at) : "memory");
+#pragma unroll
+  for (int k = 0; k < kBodies; ++k)
+    asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(at) : "l"(reinterpret_cast<const char*>(memory) + at) : "memory");
 #else
-  asm volatile(
-      "global_load_dword %0, %0, %1\n"
-      "s_waitcnt vmcnt(0)"
-      : "+v"(at)
-      : "s"(memory)
-      : "memory");
+  asm volatile(REPEATED("global_load_dword %[at], %[at], %[memory]\n"
+                        "s_waitcnt vmcnt(0)\n")
+               : [at] "+v"(at)
+               : [memory] "s"(memory), [n] "n"(kBodies)
+               : "memory");
 #endif
 }
 
@@ -28,10 +30,7 @@ template <int kBodies>
 __device__ void chase(Arguments a) {
   uint32_t at = a.other;
 #pragma unroll 1
-  for (uint32_t r = 0; r < a.rounds; ++r) {
-#pragma unroll
-    for (int k = 0; k < kBodies; ++k) load_next(at, a.memory);
-  }
+  for (uint32_t r = 0; r < a.rounds; ++r) load_on<kBodies>(at, a.memory);
   if (at == 1) a.memory[0] = at;  // never
 }
 KERNELS(chase)

@@ -21,5 +21,6 @@ constexpr int kShort = 16, kLong = 48;
   extern "C" __global__ __launch_bounds__(1024) void name##_short(Arguments a) { name<kShort>(a); } \
   extern "C" __global__ __launch_bounds__(1024) void name##_long(Arguments a) { name<kLong>(a); }
 
-// Instructions that stand %[n] times, n a number that is known to the compiler.
+// Instructions that stand %[n] times, n a number that is known to the compiler. All of a round are in one asm
+// statement: between two of them compilers may insert s_nop.
 #define REPEATED(instructions) ".rept %[n]\n" instructions ".endr\n"

@@ -7,11 +7,13 @@
 // By this chain all other files' microseconds become cycles. Also for CUDA: there an addition takes 4 cycles as well.
 #include "microbenchmark.h"
 
-__device__ inline void add(float& x) {
+template <int kBodies>
+__device__ void add(float& x) {
 #if defined(__CUDACC__)
-  asm volatile("add.f32 %0, %0, %0;" : "+f"(x));
+#pragma unroll
+  for (int k = 0; k < kBodies; ++k) asm volatile("add.f32 %0, %0, %0;" : "+f"(x));
 #else
-  asm volatile("v_add_f32 %0, %0, %0" : "+v"(x));
+  asm volatile(REPEATED("v_add_f32 %[x], %[x], %[x]\n") : [x] "+v"(x) : [n] "n"(kBodies));
 #endif
 }
 
@@ -19,9 +21,6 @@ template <int kBodies>
 __device__ void vector_chain(Arguments a) {
   float x = float(a.other);
 #pragma unroll 1
-  for (uint32_t r = 0; r < a.rounds; ++r) {
-#pragma unroll
-    for (int k = 0; k < kBodies; ++k) add(x);
-  }
+  for (uint32_t r = 0; r < a.rounds; ++r) add<kBodies>(x);
 }
 KERNELS(vector_chain)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Lab, Microbenchmark, find
-from mi300x.gpu import Launch
+from code_objects import NoCompiler
+from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Found, Known, Lab, Microbenchmark, find
+from mi300x.gpu import HERE, Launch
 
 # Another chip. Where the model counts in slots of four cycles, its constants are multiples of four.
 OTHER = {
@@ -87,6 +88,14 @@ DIFFERENCES = {
 EXACT = 1e-6  # the times are of single precision's digits in JSON
 
 
+def agree(found: Found, known: Known, limited: set[str]) -> None:
+    for name, x in found.items():
+        if isinstance(x, AtLeast):
+            assert name in limited and x.value < known[name], name
+        else:
+            assert x == pytest.approx(known[name], abs=tolerance(name, known[name]), rel=0), name
+
+
 def tolerance(name: str, constant: float) -> float:
     return max(EXACT, SHARES.get(name, 0)) * constant + DIFFERENCES.get(name, 0)
 
@@ -108,11 +117,31 @@ def test_the_model_gives_its_constants_back(
     known = {**RATES, **gpu.chip}
     found = find(gpu, benchmark, known)
     assert set(found) == set(benchmark.gives)
-    for name, x in found.items():
-        if isinstance(x, AtLeast):
-            assert name in LIMITED and not other and x.value < known[name], name
-        else:
-            assert x == pytest.approx(known[name], abs=tolerance(name, known[name]), rel=0), name
+    agree(found, known, set() if other else LIMITED)
+
+
+@pytest.mark.rows("ci")
+@pytest.mark.parametrize("benchmark", MICROBENCHMARKS, ids=lambda x: x.name)
+def test_rocms_compiler_times_the_same(device: ModuleType, benchmark: Microbenchmark) -> None:
+    """ROCm 7.2's LLVM compiles what the machine with the GPU will run: nothing of it stands between a body's
+    instructions."""
+    import builds
+    import rocm_llvm
+    from predicted_gpu import PredictedGpu
+
+    try:
+        rocm_llvm.sources()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+    class ByRocm(PredictedGpu):
+        def load(self, file: str) -> bytes:
+            text = rocm_llvm.text_of(HERE / file, "gfx942", ("-std=c++17", "-O3"))
+            return builds.assemble(rocm_llvm.assembly_of(text, "gfx942"))
+
+    gpu = ByRocm(INSTRUCTIONS.get(benchmark.name, 60_000))
+    known = {**RATES, **gpu.chip}
+    agree(find(gpu, benchmark, known), known, LIMITED)
 
 
 def test_the_other_chip_is_another(device: ModuleType) -> None:
