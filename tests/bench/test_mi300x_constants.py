@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,16 @@ def test_a_table_has_every_result(command: ModuleType) -> None:
         ["l1_miss_lines", "64", "at least 70", "0"],
         ["v_exp_f32", "16 (the interpreter's)", "15", "0"],
     ]
+
+
+def test_a_clock_that_is_not_the_reported_one_is_said(
+    command: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(command, "--only", "vector_issue", "--repeats", "1") == 0  # a body takes 2 ns: 2000 MHz
+    assert "WARNING" not in capsys.readouterr().err
+    monkeypatch.setattr(FakeMachine, "reported_mhz", lambda _: 1000)
+    assert run(command, "--only", "vector_issue", "--repeats", "1") == 0
+    assert "WARNING: the chain of vector_issue says 2000 MHz, the runtime 1000" in capsys.readouterr().err
 
 
 def test_every_constant_is_measured_or_published(command: ModuleType) -> None:
@@ -258,3 +269,49 @@ def test_the_page_has_each_microbenchmark() -> None:
     rows = {row[1]: row[3] for row in re.findall(r"^(\| `(\w+)` \| ([^|]+) \| ([^|]+) \|)$", page, re.MULTILINE)}
     constants = {x.name: [name for name in x.gives if name not in RATES] for x in MICROBENCHMARKS}
     assert {name: re.findall(r"`(\w+)`", cell) for name, cell in rows.items()} == constants
+
+
+# ---- the CUDA driver's calls; tests/gfx942/clock/test_microbenchmarks.py has HIP's
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> str:
+    library = tmp_path / "libcuda.so.1"
+    source = Path(__file__).with_name("fake_cuda_driver.cpp")
+    subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
+    return str(library)
+
+
+def test_a_run_on_the_cuda_driver(
+    command: ModuleType, driver: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "compiled", lambda words, source: b"code")
+    monkeypatch.setattr(gpu, "FLUSHED_BYTES", 1 << 20)
+    machine = gpu.Gpu(H100, driver, [])
+    assert run(command, "--only", "vector", "launch", "--repeats", "2", facts=H100, machine=machine) == 0
+    rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()[2:]]
+    measured = {name: float(value) for name, _, value, _ in rows}
+    assert measured["peak_mhz"] == pytest.approx(2000, rel=1e-3)  # a float has seven digits of a millisecond
+    outside = sum((100, 4, 128, 4)) / 2000  # the constants by which an empty launch is more than a launch
+    assert measured["launch_microseconds"] == pytest.approx(3 - outside, rel=1e-3)
+    memory = machine.upload(np.arange(8, dtype=np.uint32))
+    assert machine.download(memory, 8).tolist() == list(range(8)) and machine.reported_mhz() == 1980
+    machine.microseconds("vector_issue.hip", "vector_chain_short", Launch(rounds=1, cold=True))
+    machine.release()
+
+
+def test_errors_of_the_cuda_driver_have_its_words(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = gpu.Gpu(H100, driver, [])
+    monkeypatch.setattr(gpu, "compiled", lambda words, source: b"code")
+    with pytest.raises(RuntimeError, match="cuModuleGetFunction: named symbol not found"):
+        machine.function("vector_issue.hip", "nothing")
+    monkeypatch.setattr(gpu, "compiled", lambda words, source: b"other")
+    with pytest.raises(RuntimeError, match="cuModuleLoadData: device kernel image is invalid"):
+        machine.function("bandwidth.hip", "read")
+    with pytest.raises(RuntimeError, match="cuLaunchKernel: unknown error"):
+        machine.run("vector_issue.hip", "vector_chain_short", Launch(waves=17))
+
+
+def test_a_runtime_that_is_not_there_is_named() -> None:
+    with pytest.raises(NotHere, match="no runtime of the GPU: .*no-such-library"):
+        gpu.Gpu(H100, "no-such-library.so", [])
