@@ -218,6 +218,14 @@ def scalar_memory(lab: Lab, c: Known) -> Found:
     return found
 
 
+def memory_rates(lab: Lab, c: Known) -> Found:
+    memory = lab.machine.upload(np.zeros(KB, np.uint32))
+    return {
+        "address_cycles": lab.body("loads_of_a_dword", waves=16, memory=memory) / (16 * 8),
+        "l1_bytes_a_cycle": 16 * KB / lab.body("loads_of_16_bytes", waves=16, memory=memory),
+    }
+
+
 def memory_latency(lab: Lab, c: Known) -> Found:
     sent = LINE / c["l1_bytes_a_cycle"]
 
@@ -238,19 +246,16 @@ def memory_latency(lab: Lab, c: Known) -> Found:
     }
 
 
-def memory_requests(lab: Lab, c: Known) -> Found:
+def memory_depth(lab: Lab, c: Known) -> Found:
     memory = lab.machine.upload(np.zeros(256 * KB // 4, np.uint32))
     load = c["l2_latency"] + LINE / c["l1_bytes_a_cycle"]
-    past_l1 = lab.body("loads_past_l1", waves=4, memory=memory)
+    loads = lab.body("loads_past_l1", waves=4, memory=memory)
     store = lab.body("waited_store", memory=memory) - c["issue_cycles"]
     each = lab.body("stores", memory=memory) / 32
-    address = lab.body("loads_of_a_dword", waves=16, memory=memory) / (16 * 8)
-    lines, depth = 32 * load / past_l1, store / each
+    lines, depth = 32 * load / loads, store / each
     return {
-        "address_cycles": address,
-        "l1_bytes_a_cycle": 16 * KB / lab.body("loads_of_16_bytes", waves=16, memory=memory),
-        "l1_miss_lines": lines if past_l1 > LIMITED * 32 * LINE / c["l1_bytes_a_cycle"] else AtLeast(lines),
-        "counter_vm": depth if each > LIMITED * max(c["issue_cycles"], address) else AtLeast(depth),
+        "l1_miss_lines": lines if loads > LIMITED * 32 * LINE / c["l1_bytes_a_cycle"] else AtLeast(lines),
+        "counter_vm": depth if each > LIMITED * max(c["issue_cycles"], c["address_cycles"]) else AtLeast(depth),
     }
 
 
@@ -382,15 +387,14 @@ MICROBENCHMARKS = (
     Microbenchmark("lds_latency.hip", lds_latency, ("lds_latency", "counter_lgkm")),
     Microbenchmark("lds_queue.hip", lds_queue, ("queue_cycles",)),
     Microbenchmark("scalar_memory.hip", scalar_memory, ("scalar_hit_cycles", "scalar_miss_cycles")),
+    Microbenchmark("memory_rates.hip", memory_rates, ("address_cycles", "l1_bytes_a_cycle")),
     Microbenchmark(
         "memory_latency.hip",
         memory_latency,
         ("l1_latency", "l2_latency", "mall_nanoseconds", "hbm_nanoseconds"),
         everywhere=True,
     ),
-    Microbenchmark(
-        "memory_requests.hip", memory_requests, ("address_cycles", "l1_bytes_a_cycle", "l1_miss_lines", "counter_vm")
-    ),
+    Microbenchmark("memory_depth.hip", memory_depth, ("l1_miss_lines", "counter_vm")),
     Microbenchmark("group_launch.hip", group_launch, ("wave_launch_cycles", "group_launch_cycles")),
     Microbenchmark("empty_launch.hip", empty_launch, ("launch_microseconds",), everywhere=True),
     Microbenchmark(
