@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Known, Machine, Microbenchmark, find
-from mi300x.gpu import Gpu, NotHere
+from mi300x.gpu import CannotRun, Gpu
 from xlstm_hip._core.atomic_files import write_atomically
 from xlstm_hip._core.device import MI300X_COMPUTE_UNITS, DeviceFacts, device_facts, is_mi300x
 from xlstm_hip._core.progress import Tasks
@@ -80,15 +80,15 @@ def chosen(texts: Sequence[str], facts: DeviceFacts | None = None) -> list[Micro
 
 
 def checked_facts() -> DeviceFacts:
-    """Of the GPU. Raises NotHere where it cannot run the microbenchmarks."""
+    """Of the GPU. Raises CannotRun where it cannot run the microbenchmarks."""
     try:
         facts = device_facts("cuda:0")
     except ValueError:
-        raise NotHere("torch sees no GPU; xlstm-hip doctor says why") from None
+        raise CannotRun("torch sees no GPU; xlstm-hip doctor says why") from None
     if facts.kind == "amd" and facts.arch != "gfx942":
-        raise NotHere(f"expected an MI300X (gfx942), got {facts.name} ({facts.arch})")
+        raise CannotRun(f"expected an MI300X (gfx942), got {facts.name} ({facts.arch})")
     if facts.kind == "amd" and is_mi300x("cuda:0") and facts.compute_units != MI300X_COMPUTE_UNITS:
-        raise NotHere(
+        raise CannotRun(
             f"expected all {MI300X_COMPUTE_UNITS} compute units of an MI300X, got a partition of {facts.compute_units}"
         )
     return facts
@@ -142,7 +142,7 @@ def doubt(results: Mapping[str, Result], reported_mhz: float) -> str:
 
 
 def corrected(content: Mapping[str, Any], results: Mapping[str, Result], machine: Mapping[str, Any]) -> dict[str, Any]:
-    """mi300x.json with what was measured in the place of what was fitted, assumed or published."""
+    """mi300x.json with what was measured instead of what was fitted, assumed or published."""
     constants = {name: dict(x) for name, x in content["constants"].items()}
     spreads = {}
     for name, x in results.items():
@@ -186,8 +186,8 @@ def listing() -> str:
 
 def machine_facts(machine: Machine) -> dict[str, Any]:
     e = environment("cuda:0")
-    kept = {name: e[name] for name in ("date", "system", "gpu")}
-    return kept | {"reported_mhz": machine.reported_mhz(), "torch": e["packages"]["torch"]}
+    facts = {name: e[name] for name in ("date", "system", "gpu")}
+    return facts | {"reported_mhz": machine.reported_mhz(), "torch": e["packages"]["torch"]}
 
 
 def main(
@@ -218,7 +218,7 @@ def main(
         machine = machine_of(facts)
     except ValueError as error:
         parser.error(str(error))
-    except NotHere as error:
+    except CannotRun as error:
         print(error, file=sys.stderr)
         return CANNOT_RUN
     begun = time.monotonic()

@@ -18,11 +18,11 @@ SHORT, LONG = 16, 48  # bodies: kShort, kLong of microbenchmark.h
 FEW, MANY = 8, 40  # rounds
 LINE = 128  # bytes
 KB, MB = 1 << 10, 1 << 20
-LIMITED = 1.1  # within this factor of another limit, a time says only that it was not less
+LIMITED = 1.1  # a time within this factor of another limit gives a lower bound only
 
 
 class AtLeast(NamedTuple):
-    """Something else was the limit, so that the constant may be larger."""
+    """A lower bound: another limit was reached first."""
 
     value: float
 
@@ -152,10 +152,10 @@ def matrix_result(lab: Lab, c: Known) -> Found:
 
 
 def matrix_beside_vector(lab: Lab, c: Known) -> Found:
-    few, many = 40, 72  # a round of additions is longer than one of products, also if these are in its way
+    few, many = 40, 72  # a round of additions takes longer than one of products, so the products end first
     how = {"waves": 8, "other": many * lab.machine.scale}
-    round = lab.round("products_beside_additions_short", few, many, **how)
-    return {"matrix_blocks_vector": lab.mhz * round / (2 * SHORT) / c[USUAL]}
+    longer = lab.mhz * lab.round("products_beside_additions_short", few, many, **how)
+    return {"matrix_blocks_vector": longer / (2 * SHORT) / c[USUAL]}
 
 
 def clock_under_load(lab: Lab, c: Known) -> Found:
@@ -164,7 +164,7 @@ def clock_under_load(lab: Lab, c: Known) -> Found:
     for kernel in ("busy_always", "busy_half", "busy_quarter"):
         how = Launch(waves=4, rounds=rounds)
         alone[kernel] = lab.microseconds(f"{kernel}_short", how) - c["launch_microseconds"]
-        some = 1 + lab.machine.scale // 16  # launches: power takes a while to have its say
+        some = 1 + lab.machine.scale // 16  # launches: the clock follows the load after some milliseconds
         many = replace(how, grid=lab.machine.units, times=some)
         loaded[kernel] = lab.microseconds(f"{kernel}_short", many) / some - c["launch_microseconds"]
     products = 4 * SHORT * rounds * c[USUAL]
@@ -290,7 +290,7 @@ def bandwidth(lab: Lab, c: Known) -> Found:
 
 
 def cache_share(lab: Lab, c: Known, memory: int) -> float:
-    """Of mall_bytes, that a launch finds again if the one before has read as much."""
+    """The share of mall_bytes that a launch finds in the cache if the launch before has read as much."""
     times = 1 + lab.machine.scale // 16
 
     def rate(share: float) -> float:

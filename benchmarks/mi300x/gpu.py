@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 WAVE = 64  # threads; on an NVIDIA GPU two warps
-SHOTS = 3  # of a launch, of which the shortest counts: what disturbs one makes it longer
+SHOTS = 3  # the shortest counts, since a disturbance makes a launch longer
 FLUSHED_BYTES = 512 << 20  # twice the largest cache
 
 
-class NotHere(RuntimeError):
+class CannotRun(RuntimeError):
     """This machine lacks a compiler or a runtime."""
 
 
@@ -62,10 +62,10 @@ def _compiler(name: str, variable: str, root: str, usual: str) -> str:
     if named := os.environ.get(variable):
         if found := shutil.which(named):
             return found
-        raise NotHere(f"{variable}: expected a compiler, got {named!r}")
+        raise CannotRun(f"{variable}: expected a compiler, got {named!r}")
     if found := shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders])):
         return found
-    raise NotHere(f"no {name} was found ({variable}, PATH, {root}, {usual})")
+    raise CannotRun(f"no {name} was found ({variable}, PATH, {root}, {usual})")
 
 
 def compile_command(kind: str, arch: str) -> list[str]:
@@ -119,7 +119,7 @@ def _loaded_hip() -> str:
     found = re.search(rf"/\S*{RUNTIMES['HIP']}", maps)
     path = found[0] if found else ctypes.util.find_library("amdhip64")
     if path is None:
-        raise NotHere("no HIP runtime: expected a torch for ROCm, which loads libamdhip64")
+        raise CannotRun("no HIP runtime: expected a torch for ROCm, which loads libamdhip64")
     return path
 
 
@@ -127,7 +127,7 @@ def _runtime(library: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(library)
     except OSError as error:
-        raise NotHere(f"no runtime of the GPU: {error}") from None
+        raise CannotRun(f"no runtime of the GPU: {error}") from None
 
 
 class Gpu:

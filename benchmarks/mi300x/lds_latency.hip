@@ -8,7 +8,7 @@
 // The second is a lower bound where a read takes no more than a slot. AMD's assembly.
 #include "microbenchmark.h"
 
-__device__ inline uint32_t own_address(uint32_t* words) {
+__device__ inline uint32_t address_of_lane(uint32_t* words) {
   words[threadIdx.x] = 4 * threadIdx.x;
   __syncthreads();
   return 4 * threadIdx.x;  // the only LDS of the kernel begins at 0
@@ -17,7 +17,7 @@ __device__ inline uint32_t own_address(uint32_t* words) {
 template <int kBodies>
 __device__ void lds_chase(Arguments a) {
   __shared__ uint32_t words[64];
-  uint32_t at = own_address(words);
+  uint32_t at = address_of_lane(words);
 #pragma unroll 1
   for (uint32_t r = 0; r < a.rounds; ++r)
     asm volatile(REPEATED("ds_read_b32 %[at], %[at]\n"
@@ -31,7 +31,7 @@ KERNELS(lds_chase)
 template <int kBodies>
 __device__ void lds_reads(Arguments a) {
   __shared__ uint32_t words[64];
-  uint32_t at = own_address(words), x;
+  uint32_t at = address_of_lane(words), x;
 #pragma unroll 1
   for (uint32_t r = 0; r < a.rounds; ++r)
     asm volatile(REPEATED("ds_read_b32 %[x], %[at]\n") "s_waitcnt lgkmcnt(0)\n"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What LDS gives: 16 waves read 8 times, each lane 4, 8 or 16 bytes, one beside the other, or each another row of one
-// bank. After these 8 they meet at a barrier, which takes no longer than LDS has reads waiting: else the older waves
-// would be done long before the others.
+// bank. A barrier follows, since LDS serves older waves first: without it the last waves would read alone, too few for
+// the full rate. LDS is busy meanwhile, with the reads that wait in its queue.
 //
 //   ds_read_b32, ds_read_b64, ds_read_b128, ds_read_b32 of one bank   cycles of a body / 128
 //   lds_cycles_without_banks                                          the same of ds_swizzle_b32, which reads no bank
@@ -9,7 +9,7 @@
 // AMD's assembly.
 #include "microbenchmark.h"
 
-// Those of the body before have come back.
+// lgkmcnt(8) waits for the reads of the body before, which have come back by then.
 #define ACCESSES(instruction) \
   REPEATED(".rept 8\n" instruction "\n.endr\ns_waitcnt lgkmcnt(8)\ns_barrier\n") "s_waitcnt lgkmcnt(0)\n"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a product takes from the vector instructions of another wave of its SIMD. Four waves multiply, `rounds` rounds;
-// four others, one on each SIMD too, add for `other` rounds of 512, which is longer. Each product makes them end later.
+// four others, one on each SIMD too, add for `other` rounds of 512, which takes longer. Each product makes them later.
 //
 //   matrix_blocks_vector   cycles that a product adds to the launch / v_mfma_f32_16x16x16_bf16
 //

@@ -18,7 +18,7 @@ import pytest
 
 from mi300x import gpu
 from mi300x.formulas import MICROBENCHMARKS, RATES, AtLeast, Lab, Microbenchmark
-from mi300x.gpu import Launch, NotHere, compile_command, compiled
+from mi300x.gpu import CannotRun, Launch, compile_command, compiled
 from xlstm_hip._core.device import DeviceFacts
 
 MI300X = DeviceFacts("AMD Instinct MI300X", "amd", "gfx942", 304, 65536, 64, 192 << 30)
@@ -121,11 +121,11 @@ def test_a_clock_that_is_not_the_reported_one_is_said(
 
 def test_every_constant_is_measured_or_published(command: ModuleType) -> None:
     """What is fitted or assumed has a microbenchmark."""
-    given = [name for x in MICROBENCHMARKS for name in x.gives]
-    assert len(set(given)) == len(given)
+    names = [name for x in MICROBENCHMARKS for name in x.gives]
+    assert len(set(names)) == len(names)
     content = command.chip()
-    assert set(content["fitted"]) | set(content["assumed"]) <= set(given)
-    assert set(given) <= set(command.known_before(content))
+    assert set(content["fitted"]) | set(content["assumed"]) <= set(names)
+    assert set(names) <= set(command.known_before(content))
 
 
 # ---- runs
@@ -235,10 +235,10 @@ def test_compilers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     elsewhere = {kind: (*names[:3], str(tmp_path / "usual")) for kind, names in gpu.COMPILERS.items()}
     monkeypatch.setattr(gpu, "COMPILERS", elsewhere)
     for kind, program in (("amd", "hipcc"), ("nvidia", "nvcc")):
-        with pytest.raises(NotHere, match=f"no {program} was found"):
+        with pytest.raises(CannotRun, match=f"no {program} was found"):
             compile_command(kind, "chip")
     monkeypatch.setenv("HIPCXX", "no-such-program")
-    with pytest.raises(NotHere, match="HIPCXX: expected a compiler, got 'no-such-program'"):
+    with pytest.raises(CannotRun, match="HIPCXX: expected a compiler, got 'no-such-program'"):
         compile_command("amd", "gfx942")
     (tmp_path / "bin").mkdir()
     hipcc = tmp_path / "bin/hipcc"
@@ -252,7 +252,7 @@ def test_compilers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_nvcc_compiles_them(benchmark: Microbenchmark) -> None:
     try:
         command = compile_command("nvidia", "sm_90")
-    except NotHere as error:
+    except CannotRun as error:
         pytest.skip(str(error))
     assert compiled(command, gpu.HERE / benchmark.file).startswith(b"\x7fELF")
 
@@ -313,5 +313,5 @@ def test_errors_of_the_cuda_driver_have_its_words(driver: str, monkeypatch: pyte
 
 
 def test_a_runtime_that_is_not_there_is_named() -> None:
-    with pytest.raises(NotHere, match="no runtime of the GPU: .*no-such-library"):
+    with pytest.raises(CannotRun, match="no runtime of the GPU: .*no-such-library"):
         gpu.Gpu(H100, "no-such-library.so", [])

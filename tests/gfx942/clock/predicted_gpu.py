@@ -36,7 +36,7 @@ class PredictedGpu(Gpu):
         return builds.compile_hip(text.replace(HEADER, header.replace("#pragma once\n", "")))
 
     def allocate(self, size: int) -> int:
-        """Memory that takes no room until it is written."""
+        """Pages come with the first access."""
         self._maps.append(mmap.mmap(-1, size))
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._maps[-1]))
         device.library().gfx942_register_memory(ctypes.c_void_p(address), ctypes.c_size_t(size))

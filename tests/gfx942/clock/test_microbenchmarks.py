@@ -50,7 +50,7 @@ OTHER = {
     "group_launch_cycles": 200,
     "launch_microseconds": 3,
 }
-# What these units ask for leaves the bandwidths of L2 and the Infinity Cache unknown; those of the other chip do not.
+# With these constants, compute units cannot ask for the full bandwidth of L2 and of the Infinity Cache.
 LIMITED = {"l2_bytes_a_cycle", "mall_gb_a_second"}
 OTHER_FOR = {"bandwidth": {"l1_miss_lines": 512}}
 # So that the first workgroup of a unit, which fetches the instructions, counts little.
@@ -62,7 +62,7 @@ LOOP = 2 * 4 + 40  # cycles of a loop's own instructions: other waves hide some 
 
 # How far what is found may be from the constant: the larger of a share of it and a difference.
 SHARES = {
-    "matrix_blocks_vector": (LOOP + 8) / 2048,  # while the loop of 512 additions turns, a product is in nobody's way
+    "matrix_blocks_vector": (LOOP + 8) / 2048,  # products between two rounds of 512 additions delay none
     "counter_lgkm": SLOT / 96 + 15 / (16 * BODIES),  # a body may end within what may be under way
     "counter_vm": SLOT / 300 + 63 / (32 * BODIES),
     "l1_bytes_a_cycle": (160 + LOOP) / BODIES / 256,  # a round ends with a wait, of 256 cycles a body
@@ -113,10 +113,10 @@ def tolerance(name: str, constant: float) -> float:
 
 
 def chips() -> list[Any]:
-    own = [pytest.param(x, {}, id=x.name) for x in MICROBENCHMARKS]
+    usual = [pytest.param(x, {}, id=x.name) for x in MICROBENCHMARKS]
     other = {x.name: OTHER | OTHER_FOR.get(x.name, {}) for x in MICROBENCHMARKS}
     mark = pytest.mark.rows("ci")
-    return own + [pytest.param(x, other[x.name], id=f"{x.name}-other", marks=mark) for x in MICROBENCHMARKS]
+    return usual + [pytest.param(x, other[x.name], id=f"{x.name}-other", marks=mark) for x in MICROBENCHMARKS]
 
 
 @pytest.mark.parametrize(("benchmark", "other"), chips())
@@ -137,8 +137,7 @@ def test_the_model_gives_its_constants_back(
 @pytest.mark.rows("ci")
 @pytest.mark.parametrize("benchmark", MICROBENCHMARKS, ids=lambda x: x.name)
 def test_rocms_compiler_times_the_same(device: ModuleType, benchmark: Microbenchmark) -> None:
-    """ROCm 7.2's LLVM compiles what the machine with the GPU will run: nothing of it stands between a body's
-    instructions."""
+    """A machine with an MI300X has ROCm's compiler: the code of ROCm 7.2's LLVM takes the same time."""
     import builds
     import rocm_llvm
     from predicted_gpu import PredictedGpu
@@ -187,8 +186,8 @@ def test_rates_are_those_of_the_interpreter(device: ModuleType) -> None:
 
 
 def test_times_are_those_of_events(device: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a GPU is asked for is asked of HIP: caches are emptied, the kernel runs, and then the interpreter, which
-    has no clock, says so."""
+    """The calls that time a launch on a GPU, up to the last: caches are emptied, the kernel runs, and the interpreter
+    says that its events have no time."""
     from mi300x import gpu
     from predicted_gpu import PredictedGpu
 
