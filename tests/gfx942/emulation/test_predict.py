@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -48,7 +49,8 @@ def test_a_report(predict: ModuleType, code: Path, tmp_path: Path, capsys: pytes
     text = capsys.readouterr().out
     assert "predicted 0.0" in text and "nothing was measured" in text
     assert "wait: memory" in text and "s_waitcnt vmcnt" in text
-    assert ".hip:" in text  # the source lines that wait
+    lines = re.findall(r"%  \S+\.hip:(\d+):", text)  # the source lines that wait
+    assert lines[0] == str(1 + SOURCE[: SOURCE.index("for (int i")].count("\n")) and len(set(lines)) > 2
     slices = [x for x in json.loads(trace.read_text())["traceEvents"] if x["ph"] == "X"]
     waves = {(x["pid"], x["tid"]) for x in slices}
     assert len(waves) == 4 * 4  # the four workgroups, one after the other on one compute unit

@@ -48,6 +48,7 @@ class CodeObject {
   std::pair<void*, size_t> variable(const std::string& name) const;
   // file:line of an instruction, inlined callers after it, or "" where the object was compiled without -g.
   std::string source_of(uint64_t address) const;
+  std::vector<std::string> sources_of(std::span<const uint64_t> addresses) const;
 
  private:
   void load(std::span<const uint8_t> elf);

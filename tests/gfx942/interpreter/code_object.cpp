@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 
 #include "code.h"
 #include "fault.h"
@@ -142,33 +143,58 @@ std::pair<void*, size_t> CodeObject::variable(const std::string& name) const {
   return {image_ + found->second.address, found->second.bytes};
 }
 
-// LLVM's symbolizer reads the file; it is asked only when something went wrong.
-std::string CodeObject::source_of(uint64_t address) const {
-  if (with_lines_.empty()) return "";
-  std::string path = std::filesystem::temp_directory_path() / "gfx942-XXXXXX";
-  const int file = mkstemp(path.data());
-  if (file < 0) return "";
-  const bool written = write(file, with_lines_.data(), with_lines_.size()) == ssize_t(with_lines_.size());
-  close(file);
-  std::string text;
-  if (written) {
-    char command[256];
-    std::snprintf(
-        command, sizeof command,
-        "$(command -v llvm-symbolizer-19 || command -v llvm-symbolizer) -f=none -s --obj=%s 0x%llx 2>/dev/null",
-        path.c_str(), (unsigned long long)(address - reinterpret_cast<uint64_t>(image_)));
-    if (FILE* out = popen(command, "r")) {
-      char line[512];
-      while (std::fgets(line, sizeof line, out)) {
-        std::string place = line;
-        while (!place.empty() && std::isspace(uint8_t(place.back()))) place.pop_back();
-        if (!place.empty() && place.find("??") == std::string::npos) text += (text.empty() ? "" : " in ") + place;
-      }
-      pclose(out);
-    }
+std::string CodeObject::source_of(uint64_t address) const { return sources_of({&address, 1})[0]; }
+
+namespace {
+
+// A file in the temporary folder while it is needed.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(std::span<const uint8_t> bytes) {
+    const int file = mkstemp(path_.data());
+    if (file < 0) return;
+    written_ = write(file, bytes.data(), bytes.size()) == ssize_t(bytes.size());
+    close(file);
   }
-  unlink(path.c_str());
-  return text;
+  ~TemporaryFile() { unlink(path_.c_str()); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  bool written() const { return written_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = std::filesystem::temp_directory_path() / "gfx942-XXXXXX";
+  bool written_ = false;
+};
+
+}  // namespace
+
+// LLVM's symbolizer reads the file, and the addresses of a line each. An empty line ends what it says of an address.
+std::vector<std::string> CodeObject::sources_of(std::span<const uint64_t> addresses) const {
+  std::vector<std::string> texts(addresses.size());
+  if (with_lines_.empty() || addresses.empty()) return texts;
+  std::ostringstream asked;
+  for (uint64_t a : addresses) asked << "0x" << std::hex << a - reinterpret_cast<uint64_t>(image_) << "\n";
+  const std::string lines = asked.str();
+  const TemporaryFile object(with_lines_);
+  const TemporaryFile input({reinterpret_cast<const uint8_t*>(lines.data()), lines.size()});
+  if (!object.written() || !input.written()) return texts;
+  const std::string command =
+      "$(command -v llvm-symbolizer-19 || command -v llvm-symbolizer) -f=none -s --obj=" + object.path() + " <" +
+      input.path() + " 2>/dev/null";
+  FILE* out = popen(command.c_str(), "r");
+  if (!out) return texts;
+  char line[512];
+  for (size_t n = 0; n < texts.size() && std::fgets(line, sizeof line, out);) {
+    std::string place = line;
+    while (!place.empty() && std::isspace(uint8_t(place.back()))) place.pop_back();
+    if (place.empty())
+      ++n;
+    else if (place.find("??") == std::string::npos)
+      texts[n] += (texts[n].empty() ? "" : " in ") + place;
+  }
+  pclose(out);
+  return texts;
 }
 
 const Code& CodeObject::kernel(const std::string& name) {

@@ -44,12 +44,17 @@ void describe_unit(Json& json, const Code& code, const UnitTime& u) {
   json.key("spent").open('{');
   for (int k = 0; k < kSpent; ++k) json.key(std::string(kSpentNames[size_t(k)]).c_str()).value(u.spent[size_t(k)]);
   json.close('}').key("stalls").open('[');
+  std::vector<uint64_t> addresses;
+  for (const Instruction& i : code.instructions)
+    if (u.executed[i.index]) addresses.push_back(i.address);
+  const std::vector<std::string> sources = code.object->sources_of(addresses);
+  size_t n = 0;
   for (const Instruction& i : code.instructions) {
     if (!u.executed[i.index]) continue;
     json.open('{').member("offset", i.address - code.base).member("text", std::string_view(i.text));
     json.member("executed", u.executed[i.index]).member("stall", u.stalls[i.index]);
     json.member("reason", kSpentNames[size_t(u.stalled_for[i.index])]);
-    json.member("source", std::string_view(code.object->source_of(i.address))).close('}');
+    json.member("source", std::string_view(sources[n++])).close('}');
   }
   json.close(']').key("trace").open('[');
   for (const Stretch& s : u.trace)
