@@ -104,6 +104,15 @@ XLSTM_DEVICE void sched_barrier() {
 #endif
 }
 
+// From here on the wave issues ahead of waves of a lower priority on its SIMD, AMD's order of issue among waves that
+// are ready (0 to 3, 0 at the start).
+template <int kPriority>
+XLSTM_DEVICE void set_wave_priority() {
+#if !defined(__CUDACC__)
+  __builtin_amdgcn_s_setprio(kPriority);
+#endif
+}
+
 // sched_barrier() for loads on every family: loads issued after it take no registers before it.
 XLSTM_DEVICE void load_barrier() {
   sched_barrier();

@@ -77,6 +77,28 @@ XLSTM_DEVICE Vec16 load_vec16(const char* base, uint32_t offset) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+// The sum of n floats in neighbouring registers: CDNA adds a pair in one instruction. The compiler by itself pairs
+// registers of different strips, and moves them beside each other.
+typedef float FloatPair __attribute__((ext_vector_type(2)));
+template <int n>
+XLSTM_DEVICE float sum_by_pairs(const float (&x)[n]) {
+  FloatPair sum = {x[0], x[1]};
+#pragma unroll
+  for (int j = 2; j < n; j += 2) sum += FloatPair{x[j], x[j + 1]};
+  return sum[0] + sum[1];
+}
+#endif
+
+// Makes a loaded vector opaque: nothing uses it, and so waits for its load, before this point.
+XLSTM_DEVICE void arrive_at(Vec16& vec) {
+#if !defined(__CUDACC__)
+  Halves halves = __builtin_bit_cast(Halves, vec);
+  asm volatile("" : "+v"(halves));
+  vec = __builtin_bit_cast(Vec16, halves);
+#endif
+}
+
 // kStep rows by 16 columns of a matrix in a wave's accumulators; strip_position() maps lanes and registers to elements.
 template <class E>
 constexpr int kStep = strip_step(kFamily, sizeof(E));

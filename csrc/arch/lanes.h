@@ -33,6 +33,18 @@ XLSTM_DEVICE int uniform(int x) {
 #endif
 }
 
+// The same for an address of device memory.
+template <class T>
+XLSTM_DEVICE const T* uniform(const T* x) {
+#if defined(__CUDACC__)
+  return x;
+#else
+  const uint64_t bits = __builtin_bit_cast(uint64_t, x);
+  const uint64_t low = uint32_t(uniform(int(bits))), high = uint32_t(uniform(int(bits >> 32)));
+  return (const T*)(const __attribute__((address_space(1))) T*)(high << 32 | low);
+#endif
+}
+
 // Whether x is true in any lane.
 XLSTM_DEVICE bool any_lane(bool x) {
 #if defined(__CUDACC__)

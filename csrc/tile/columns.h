@@ -38,6 +38,15 @@ struct Columns {
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) value[of(r)] = f(value[of(r)], s.value[r]);
   }
+  // Adds a strip's values in this lane to the columns.
+  template <class E>
+  XLSTM_DEVICE void add(const Strip<E>& s) {
+    if constexpr (kFamily == Family::cdna) {
+      value[0] += sum_by_pairs(s.value);
+    } else {
+      take_in(s, [](float a, float b) { return a + b; });
+    }
+  }
 };
 
 template <class E>

@@ -108,8 +108,12 @@ struct Stage {
   static constexpr int kUnitVec16s = kTurn ? 4 : 1;
   static constexpr int kUnits = kTokens * kFeatures / n / kUnitVec16s;
   static constexpr int kEach = (kUnits + kThreads - 1) / kThreads;
+  static constexpr int kRowBytes = kFeatures * int(sizeof(E));
+  static constexpr int kRowUnits = kTurn ? kTokens / 4 : kFeatures / n;  // that lie along one row of units
 
-  Vec16 fetched[kAsyncCopies ? 1 : kEach * kUnitVec16s];
+  static constexpr int kVectors = kAsyncCopies ? 1 : kEach * kUnitVec16s;
+
+  Vec16 fetched[kVectors];
 
   // Loads tokens first..first + valid - 1 of `from`; the tile's further tokens are zeros. Where copies are
   // asynchronous, fetch() writes the tile, and store() does nothing.
@@ -147,6 +151,25 @@ struct Stage {
     fetch_plain(from, first, opaque_thread());
   }
 
+  // The same in two steps: a thread's offset in a tile, in bytes as the stride of rows is, and the loads from a tile at
+  // a uniform address.
+  XLSTM_DEVICE static uint32_t lane_offset(uint32_t stride, int thread) {
+    // A thread without a unit loads another's: a branch would wait for the loads.
+    thread %= kUnits < kThreads ? kUnits : kThreads;
+    static_assert(kThreads % kRowUnits == 0 || kEach == 1);
+    const int along = thread % kRowUnits, across = thread / kRowUnits;
+    const int token = kTurn ? along * 4 : across, column = kTurn ? across * n : along * n;
+    return uint32_t(token) * stride + uint32_t(column) * uint32_t(sizeof(E));
+  }
+  XLSTM_DEVICE void fetch_at(const char* base, uint32_t stride, uint32_t lane_offset) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) fetched[v] = load_vec16(base + uniform_offset(v, stride), lane_offset);
+  }
+  XLSTM_DEVICE static uint32_t uniform_offset(int v, uint32_t stride) {
+    const int unit = v / kUnitVec16s * (kThreads / kRowUnits);
+    return kTurn ? v % kUnitVec16s * stride + unit * n * uint32_t(sizeof(E)) : unit * stride;
+  }
+
   // The jth vector that this thread loaded without transposing, of (token(j), column(j)).
   XLSTM_DEVICE static int token(int j) { return (opaque_thread() + j * kThreads) / (kFeatures / n); }
   XLSTM_DEVICE static int column(int j) { return (opaque_thread() + j * kThreads) % (kFeatures / n) * n; }
@@ -158,9 +181,9 @@ struct Stage {
   }
 
   // Stores the loaded tokens into the tile. The caller puts store() between two barriers.
-  XLSTM_DEVICE void store(const Storage& tile) {
+  XLSTM_DEVICE void store(const Storage& tile) { store_fetched(tile, opaque_thread()); }
+  XLSTM_DEVICE void store_fetched([[maybe_unused]] const Storage& tile, [[maybe_unused]] int thread) {
     if constexpr (!kAsyncCopies) {
-      const int thread = opaque_thread();
       if constexpr (kTurn) {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
@@ -169,7 +192,7 @@ struct Stage {
           store_transposed(tile, fetched + 4 * j, unit % (kTokens / 4) * 4, unit / (kTokens / 4) * n);
         }
       } else {
-        constexpr int kRowUnits = kFeatures / n, kRows = kThreads / kRowUnits;  // rows of the block at a time
+        constexpr int kRows = kThreads / kRowUnits;  // of the block at a time
         const auto to = tile.cursor(thread / kRowUnits, thread % kRowUnits * n);
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
@@ -183,24 +206,8 @@ struct Stage {
  protected:
   // All of the tile exists: a lane's offset is computed once, and all further offsets are uniform.
   XLSTM_DEVICE void fetch_plain(const TokenRows<E>& from, int64_t first, int thread) {
-    // A thread without a unit loads another's: a branch would wait for the loads.
-    thread %= kUnits < kThreads ? kUnits : kThreads;
-    constexpr int kRowUnits = kTurn ? kTokens / 4 : kFeatures / n;  // that lie along one row of units
-    static_assert(kThreads % kRowUnits == 0 || kEach == 1);
-    const int along = thread % kRowUnits, across = thread / kRowUnits;
-    const int token = kTurn ? along * 4 : across, column = kTurn ? across * n : along * n;
     const uint32_t stride = uint32_t(from.stride) * uint32_t(sizeof(E));
-    const uint32_t lane_offset = uint32_t(token) * stride + uint32_t(column) * uint32_t(sizeof(E));
-    const char* base = reinterpret_cast<const char*>(from.data + first * from.stride);
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int unit = j * (kThreads / kRowUnits);
-#pragma unroll
-      for (int i = 0; i < kUnitVec16s; ++i) {
-        const uint32_t uniform_offset = kTurn ? i * stride + unit * n * uint32_t(sizeof(E)) : unit * stride;
-        fetched[kUnitVec16s * j + i] = load_vec16(base + uniform_offset, lane_offset);
-      }
-    }
+    fetch_at(reinterpret_cast<const char*>(from.data + first * from.stride), stride, lane_offset(stride, thread));
   }
 
   // The asynchronous copy of a tile.

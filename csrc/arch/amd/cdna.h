@@ -39,7 +39,9 @@ XLSTM_DEVICE Halves halves_of(const Vec16& p) {
   return h;
 }
 
-template <bool kHalf = false, class E>  // kHalf: the first accumulator alone
+// kHalf: the first accumulator alone. kChainStays: the chain operand was not read from LDS for this product, so that
+// its halves may be taken as they are; opaque, an operand that is used again would be copied first.
+template <bool kHalf = false, bool kChainStays = false, class E>
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
 #pragma unroll
   for (int j = 0; j < (kHalf ? 1 : Strip<E>::kRegisters / 4); ++j) {
@@ -47,7 +49,9 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
     Float4 sum = {v[0], v[1], v[2], v[3]};
     if constexpr (sizeof(E) == 2) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) sum = mfma(E{}, halves_of(stream.k[j])[h], halves_of(chain.k)[h], sum);
+      for (int h = 0; h < 2; ++h)
+        sum = mfma(E{}, halves_of(stream.k[j])[h],
+                   kChainStays ? __builtin_bit_cast(Halves, chain.k)[h] : halves_of(chain.k)[h], sum);
     } else {
 #pragma unroll
       for (int r = 0; r < 4; ++r)

@@ -55,7 +55,7 @@ XLSTM_DEVICE float from_other_half(float x) {
   return as_float(__builtin_amdgcn_permlanex16(bits, bits, 0x76543210u, 0xfedcba98u, false, false));
 }
 
-template <bool kHalf = false, class E>
+template <bool kHalf = false, bool kChainStays = false, class E>
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
   static_assert(!kHalf);  // all of it is one instruction
   Float8 sum;

@@ -31,7 +31,7 @@ XLSTM_DEVICE void mma_m16n8k16(Float16, float* c, const uint32_t* a, uint32_t b0
   mma_float16(c, a, b0, b1);
 }
 
-template <bool kHalf = false, class E>  // kHalf: only the first 8 rows of the strip
+template <bool kHalf = false, bool kChainStays = false, class E>  // kHalf: only the first 8 rows of the strip
 XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
   static_assert(!kHalf || sizeof(E) == 2);
   if constexpr (sizeof(E) == 2) {

@@ -23,7 +23,7 @@
 #pragma once
 
 #include "attention/forward/forward_params.h"
-#include "attention/forward/key_tiles.h"
+#include "attention/forward/plain_tiles.h"
 #include "attention/gpu/epilogue.h"
 #include "attention/gpu/score_rules.h"
 
@@ -37,6 +37,8 @@ struct Forward {
   static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
   static constexpr int kWaveRows = kStrips * kStripColumns, n = kVec16Elements<E>;
   static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
+  // The next operand's reads are issued ahead of the products, if registers suffice.
+  static constexpr bool kReadsFirst = !(kHasScoreMod && kDv > 128);
 
   using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
   using StageV = KeyStage<E, kKeys, kDv, true, kThreads, kShape.ahead>;
@@ -137,8 +139,14 @@ struct Forward {
   // Where the compiler would keep addresses from tile to tile and registers are too few, each tile recomputes them.
   XLSTM_DEVICE static int lane_of_tile() { return kHasScoreMod || kShape.q_in_lds ? opaque_lane() : lane_id(); }
 
-  // s = K Q^T
-  XLSTM_DEVICE void multiply_keys(Scores& s) {
+  static constexpr int kKeySteps = kDepths * kKeyStrips, kValueSteps = kKeyStrips * kFeatureStrips;
+  struct Nothing {
+    XLSTM_DEVICE void operator()(int) const {}
+  };
+
+  // s = K Q^T; between(step) is issued after the products of each step.
+  template <class Between = Nothing>
+  XLSTM_DEVICE void multiply_keys(Scores& s, Between&& between = {}) {
 #pragma unroll
     for (int k = 0; k < kKeyStrips; ++k)
 #pragma unroll
@@ -157,8 +165,11 @@ struct Forward {
         sched_barrier();
         if (!kOperandAhead) stream[step % 2] = key_operand(step, lane);
         if (kOperandAhead && step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
+        if constexpr (kReadsFirst) sched_barrier();
 #pragma unroll
-        for (int c = 0; c < kStrips; ++c) multiply(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+        for (int c = 0; c < kStrips; ++c)
+          multiply<false, !kShape.q_in_lds>(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+        between(step);
       }
     }
   }
@@ -180,30 +191,25 @@ struct Forward {
     if constexpr (kHasScoreMod)
       each_strip(s, first, [&](Strip<E>& strip, int c, int key) { rules.apply_score_mod(strip, row_info, c, key); });
     if (masked) each_strip(s, first, [&](Strip<E>& strip, int c, int key) { row_info.mask(strip, c, key); });
-    Columns tile_max[kStrips];
+    // Whether a maximum grew is a vote of the lanes, each with the scores that it holds: lanes exchange maxima only
+    // then.
+    Columns lane_max[kStrips];
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
-      tile_max[c] = Columns::all(-__builtin_inff());
+      lane_max[c] = Columns::all(-__builtin_inff());
 #pragma unroll
-      for (int k = 0; k < kKeyStrips; ++k) tile_max[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
-      tile_max[c].over_rows([](float a, float b) { return fmaxf(a, b); });
+      for (int k = 0; k < kKeyStrips; ++k) lane_max[c].take_in(s[k][c], [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        tile_max[c].value[j] *= unit;
-        grew = grew || tile_max[c].value[j] > row_max[c].value[j] + kRescaleThreshold;
+        lane_max[c].value[j] *= unit;
+        grew = grew || lane_max[c].value[j] > row_max[c].value[j] + kRescaleThreshold;
       }
     }
     if (any_lane(grew))
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) {
-        Columns rescale;
-#pragma unroll
-        for (int j = 0; j < Columns::kEach; ++j) {
-          const float next = fmaxf(row_max[c].value[j], tile_max[c].value[j]);
-          rescale.value[j] = exp2_fast(row_max[c].value[j] - next);
-          row_max[c].value[j] = next;
-          row_sum[c].value[j] *= rescale.value[j];
-        }
+        lane_max[c].over_rows([](float a, float b) { return fmaxf(a, b); });
+        const Columns rescale = update_row_max(row_max[c], row_sum[c], lane_max[c]);
 #pragma unroll
         for (int v = 0; v < kFeatureStrips; ++v) scale_columns(out[v][c], rescale);
       }
@@ -214,7 +220,7 @@ struct Forward {
 #pragma unroll
         for (int r = 0; r < Strip<E>::kRegisters; ++r)
           s[k][c].value[r] = exp2_fast(__builtin_fmaf(s[k][c].value[r], unit, -row_max[c].value[Columns::of(r)]));
-        row_sum[c].take_in(s[k][c], [](float a, float b) { return a + b; });
+        row_sum[c].add(s[k][c]);
         if constexpr (kHasScoreMod)
           if (rules.drops)
             rules.each_draw<E>(row_info, c, first + k * kStep<E>,
@@ -223,7 +229,8 @@ struct Forward {
   }
 
   // O^T += V^T P^T
-  XLSTM_DEVICE void multiply_values(Scores& s) {
+  template <class Between = Nothing>
+  XLSTM_DEVICE void multiply_values(Scores& s, Between&& between = {}) {
     const int lane = lane_of_tile();
     StreamOperand<E> stream[2];
     if (kOperandAhead) stream[0] = value_operand(0, lane);
@@ -239,8 +246,10 @@ struct Forward {
         if (!kOperandAhead) stream[step % 2] = value_operand(step, lane);
         if (kOperandAhead && step + 1 < kKeyStrips * kFeatureStrips)
           stream[(step + 1) % 2] = value_operand(step + 1, lane);
+        if constexpr (kReadsFirst) sched_barrier();
 #pragma unroll
-        for (int c = 0; c < kStrips; ++c) multiply(out[v][c], stream[step % 2], weights[c]);
+        for (int c = 0; c < kStrips; ++c) multiply<false, true>(out[v][c], stream[step % 2], weights[c]);
+        between(step);
       }
     }
   }
@@ -313,8 +322,100 @@ struct Forward {
       arrive_free(store);
   }
 
+  // Tiles [from, to) that suit PlainTiles (AMD). The next tile's loads are spread over a product's steps, and what has
+  // arrived goes into LDS in the middle of a product, once no wave reads that buffer any more: keys come with the
+  // scores and go with O, values the other way round. The loop has no branches for other layouts, where the compiler
+  // would wait for loads as soon as it has issued them.
+  XLSTM_DEVICE void walk_plain(const HeadTokens<E>& k, const HeadTokens<E>& v, const ScoreRules& rules, int from,
+                               int to) {
+    using Plain = PlainTiles<E, StageK, StageV, kParts, kKeys>;
+    Plain plain(k, v, from);
+    const auto store_keys = [&] { plain.store_keys([&](int part) { return tile_k(part); }); };
+    const auto between_keys = [&](int step) {
+      spread<Plain::kVectorsK, kKeySteps>(step, [&](int j) { plain.fetch_key(j); });
+      if (step == kKeySteps * 3 / 4 - 1) plain.store_values(tile_v());
+    };
+    const auto between_values = [&](int step) {
+      spread<Plain::kVectorsV, kValueSteps>(step, [&](int j) { plain.fetch_value(j); });
+      if (step == kValueSteps * 3 / 4 - 1) store_keys();
+    };
+#pragma unroll
+    for (int j = 0; j < Plain::kVectorsK; ++j) plain.fetch_key(j);
+#pragma unroll
+    for (int j = 0; j < Plain::kVectorsV; ++j) plain.fetch_value(j);
+    store_keys();
+    __syncthreads();
+#pragma unroll 1
+    for (int tile = from; tile < to; ++tile) {
+      const int first = tile * kKeys;
+      const bool wave_sees = visible.any(first, kKeys);
+      if (tile + 1 < to) plain.advance();  // the last tile is loaded twice: a condition would wait for the loads
+      Scores s;
+      set_wave_priority<1>();  // products first: the SIMD's other wave computes weights meanwhile
+      if (wave_sees)
+        multiply_keys(s, between_keys);
+      else
+        each_step<kKeySteps>(between_keys);
+      set_wave_priority<0>();
+      __syncthreads();
+      if (wave_sees) online_softmax(s, rules, first);
+      set_wave_priority<1>();
+      if (wave_sees)
+        multiply_values(s, between_values);
+      else
+        each_step<kValueSteps>(between_values);
+      set_wave_priority<0>();
+      __syncthreads();
+    }
+  }
+  // Spreads f(0) to f(kCount - 1) over the first half of a product's steps.
+  template <int kCount, int kSteps, class F>
+  XLSTM_DEVICE static void spread(int step, F&& f) {
+    constexpr int kEach = ceil_div(2 * kCount, kSteps);
+#pragma unroll
+    for (int j = step * kEach; j < kCount && j < (step + 1) * kEach; ++j) f(j);
+  }
+  template <int kSteps, class F>
+  XLSTM_DEVICE static void each_step(F&& f) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) f(step);
+  }
+
+  // Tiles [from, to), of any layout.
+  XLSTM_DEVICE void walk(HeadTokens<E>& k, HeadTokens<E>& v, const ScoreRules& rules, StageK (&stage_k)[kParts],
+                         int from, int to) {
+    StageV stage_v[1];
+    if (!kAsyncCopies) fetch_k(stage_k, k, from * kKeys);
+    for (int tile = from; tile < to; ++tile) {
+      p = reload_params(p);
+      k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
+      const int first = tile * kKeys;
+      // Uniform in a wave; any_lane() tells NVIDIA's compiler so.
+      const bool wave_sees = kAsyncCopies ? any_lane(visible.any(first, kKeys)) : visible.any(first, kKeys);
+      const auto store_values = [&] { stage_v[0].store(tile_v(), v, first, valid(first), 0); };
+      const auto fetch_next = [&] {
+        if (tile + 1 < to) fetch_k(stage_k, k, first + kKeys);
+      };
+      arrive_in_turn([&] { store_k(stage_k, k, first); });
+      StageV::fetch_parts(stage_v, [&](int) { return tile_v(); }, v, first, valid(first));
+      // All waves run the same path, because a barrier belongs to one point of the code. NVIDIA's compiler would keep
+      // scores that are defined on one path only in registers from tile to tile; so both paths define them.
+      Scores s;
+      if (wave_sees)
+        multiply_keys(s);
+      else if (kAsyncCopies)
+        each_strip(s, first, [](Strip<E>& strip, int, int) { strip.zero_on_this_path(); });
+      arrive_in_turn(store_values);
+      // On AMD, registers for the next keys are free once scores have become weights.
+      if (kAsyncCopies) fetch_next();
+      if (wave_sees) online_softmax(s, rules, first);
+      if (!kAsyncCopies) fetch_next();
+      if (wave_sees) multiply_values(s);
+    }
+  }
+
   XLSTM_DEVICE void run(const AttentionLayout& at) {
-    const Tiles tiles(*this, at);
+    Tiles tiles(*this, at);
     HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16),
         v(at, at.in.v, key_head, at.in.dv, p->v_aligned16);
     StageK stage_k[kParts];
@@ -330,34 +431,15 @@ struct Forward {
     }
     if (tiles.from < tiles.to) {
       const ScoreRules rules(at.in);
-      StageV stage_v[1];
-      if (!kAsyncCopies) fetch_k(stage_k, k, tiles.from * kKeys);
-      for (int tile = tiles.from; tile < tiles.to; ++tile) {
-        p = reload_params(p);
-        k.in = v.in = &p->call.in, k.x = &p->call.in.k, v.x = &p->call.in.v;
-        const int first = tile * kKeys;
-        // Uniform in a wave; any_lane() tells NVIDIA's compiler so.
-        const bool wave_sees = kAsyncCopies ? any_lane(visible.any(first, kKeys)) : visible.any(first, kKeys);
-        const auto store_values = [&] { stage_v[0].store(tile_v(), v, first, valid(first), 0); };
-        const auto fetch_next = [&] {
-          if (tile + 1 < tiles.to) fetch_k(stage_k, k, first + kKeys);
-        };
-        arrive_in_turn([&] { store_k(stage_k, k, first); });
-        StageV::fetch_parts(stage_v, [&](int) { return tile_v(); }, v, first, valid(first));
-        // All waves run the same path, because a barrier belongs to one point of the code. NVIDIA's compiler would keep
-        // scores that are defined on one path only in registers from tile to tile; so both paths define them.
-        Scores s;
-        if (wave_sees)
-          multiply_keys(s);
-        else if (kAsyncCopies)
-          each_strip(s, first, [](Strip<E>& strip, int, int) { strip.zero_on_this_path(); });
-        arrive_in_turn(store_values);
-        // On AMD, registers for the next keys are free once scores have become weights.
-        if (kAsyncCopies) fetch_next();
-        if (wave_sees) online_softmax(s, rules, first);
-        if (!kAsyncCopies) fetch_next();
-        if (wave_sees) multiply_values(s);
+      if constexpr (kShape.plain_walk && !kHasScoreMod) {
+        using Plain = PlainTiles<E, StageK, StageV, kParts, kKeys>;
+        const int full = keys / kKeys < tiles.to ? keys / kKeys : tiles.to;
+        if (tiles.from < full && Plain::suits(k, kDqk) && Plain::suits(v, kDv)) {
+          walk_plain(k, v, rules, uniform(tiles.from), uniform(full));
+          tiles.from = full;
+        }
       }
+      if (tiles.from < tiles.to) walk(k, v, rules, stage_k, tiles.from, tiles.to);
     }
     store();
   }

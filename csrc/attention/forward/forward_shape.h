@@ -24,6 +24,7 @@ struct ForwardShape {
   bool q_in_lds;         // otherwise in registers for the whole walk
   bool kv_share_buffer;  // K and V share one buffer
   bool ahead;            // prefetch: K and V load into registers during products, if registers suffice
+  bool plain_walk;  // with plain scores, full tiles of the usual layout have a loop of their own, if registers suffice
   int threads;
   int blocks;  // per multiprocessor (occupancy): a bound on registers
   int q_bytes, k_bytes, v_bytes, lds_bytes;
@@ -41,6 +42,7 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
     s.strips = !half && head.dqk > 128 ? 1 : 2;
     s.keys = half && head.dqk <= 128 ? 64 : 32;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
+    s.plain_walk = half && !wide;
   } else if (is_rdna(f)) {
     // 16 rows per wave: operands take 8 of 256 registers. Float operands take 24, which leaves registers for one strip
     // of scores in addition to 256 features of O.
