@@ -414,6 +414,16 @@ struct Forward {
     }
   }
 
+  // walk() behind walk_plain(), which has no scalar registers for what is needed here only: it is computed again.
+  XLSTM_DEVICE void walk_others(int from, int to) {
+    p = reload_params(p);
+    const AttentionLayout at(p->call.in, sequence);
+    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16),
+        v(at, at.in.v, key_head, at.in.dv, p->v_aligned16);
+    StageK stage_k[kParts];
+    walk(k, v, ScoreRules(at.in), stage_k, from, to);
+  }
+
   XLSTM_DEVICE void run(const AttentionLayout& at) {
     Tiles tiles(*this, at);
     HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16),
@@ -438,8 +448,10 @@ struct Forward {
           walk_plain(k, v, rules, uniform(tiles.from), uniform(full));
           tiles.from = full;
         }
+        if (tiles.from < tiles.to) walk_others(tiles.from, tiles.to);
+      } else {
+        walk(k, v, rules, stage_k, tiles.from, tiles.to);
       }
-      if (tiles.from < tiles.to) walk(k, v, rules, stage_k, tiles.from, tiles.to);
     }
     store();
   }
