@@ -33,11 +33,37 @@ struct PairStage {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) fetch_subtile(j, vecs + 4 * j, a, b, first, valid);
   }
+  // The same in two steps where a wave has one subtile at most, of tiles that are full, in rows of 16-byte vectors and
+  // of as many features as the matrices have: which matrix and column the wave loads, a lane's offset from there to its
+  // vector i, in bytes as the stride of rows is, and the loads.
+  static constexpr bool kOneEach = kEach == 1;
+  XLSTM_DEVICE static int wave_subtile() { return wave_id() % kSubtiles; }
+  XLSTM_DEVICE static bool wave_loads_second() { return wave_subtile() >= kFirstSubtiles; }
+  XLSTM_DEVICE static int wave_column() {
+    return (wave_loads_second() ? wave_subtile() - kFirstSubtiles : wave_subtile()) * kSubtile;
+  }
+  XLSTM_DEVICE static uint32_t lane_offset(int i, uint32_t stride) {
+    const SubtileCoord at = subtile_coord(kTokens, int(threadIdx.x) % kWave);
+    return uint32_t(4 * at.quad + i) * stride + uint32_t(at.vec16) * 16;
+  }
+  // An offset is opaque where it is used: only there the compiler sees that it has 32 bits, and leaves the sum with the
+  // address to the load.
+  XLSTM_DEVICE void fetch_at(const char* base, uint32_t (&lane)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      lane[i] = opaque(lane[i]);
+      vecs[i] = load_vec16(base, lane[i]);
+    }
+  }
   // Calls to(whether of the second matrix, four vectors, first token, first feature) for each subtile of this wave.
   template <class To>
   XLSTM_DEVICE void each(To&& to) const {
+    each(opaque_thread(), to);
+  }
+  template <class To>
+  XLSTM_DEVICE void each(int thread, To&& to) const {
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) store_subtile(j, vecs + 4 * j, to);
+    for (int j = 0; j < kEach; ++j) store_subtile(j, vecs + 4 * j, thread, to);
   }
   // Loads and stores subtile by subtile, in few registers.
   template <class To>
@@ -46,7 +72,7 @@ struct PairStage {
     for (int j = 0; j < kEach; ++j) {
       Vec16 p[4];
       fetch_subtile(j, p, a, b, first, valid);
-      store_subtile(j, p, to);
+      store_subtile(j, p, opaque_thread(), to);
     }
   }
 
@@ -139,8 +165,8 @@ struct PairStage {
     for (int i = 0; i < 4; ++i) p[i] = from.vec16(first + token + i, column0 + at.vec16 * n, token + i < valid);
   }
   template <class To>
-  XLSTM_DEVICE static void store_subtile(int j, const Vec16* p, To&& to) {
-    const SubtileCoord at = subtile_coord(kTokens, opaque_thread() % kWave);
+  XLSTM_DEVICE static void store_subtile(int j, const Vec16* p, int thread, To&& to) {
+    const SubtileCoord at = subtile_coord(kTokens, thread % kWave);
     const int subtile = wave_id() + j * kWaves;
     if (kSubtiles % kWaves != 0 && subtile >= kSubtiles) return;  // uniform in a wave
     const bool second = subtile >= kFirstSubtiles;

@@ -72,22 +72,35 @@ struct Backward {
     if constexpr (kShape.buffers > 1) fetch_next(stages, step);
   }
   // AMD: the tile goes from registers to LDS, as many of its matrices as fit.
+  template <bool kPlain>
   XLSTM_DEVICE void arrive_through_registers(Stages& stages, const Step& step, const ScoreRules& rules) const {
+    if constexpr (kPlain) {
+#pragma unroll
+      for (Vec16& vec : stages.pair.vecs) arrive_at(vec);
+    }
     arrive([&] {
-      tiles.store_matrices(stages, step.coord, step.buffer, 0);
+      const int thread = kPlain ? int(threadIdx.x) : opaque_thread();
+      if constexpr (kPlain)
+        tiles.store(stages.pair, thread, step.buffer, true, true);
+      else
+        tiles.store_matrices(stages, step.coord, step.buffer, 0);
       if constexpr (kOfKeys)
-        if (opaque_thread() < 2 * kTile) Tiles::row_stats_in(step.buffer)[opaque_thread()] = stages.row_stat;
+        if (thread < 2 * kTile) Tiles::row_stats_in(step.buffer)[thread] = stages.row_stat;
       tiles.fill_keep(rules, step.coord);
     });
-    if constexpr (Tiles::kAllAtOnce) fetch_next(stages, step);
+    if constexpr (kPlain)
+      tiles.fetch_plain(stages.pair, stages.row_stat, stages.plain, step.next);
+    else if constexpr (Tiles::kAllAtOnce)
+      fetch_next(stages, step);
   }
   XLSTM_DEVICE void fetch_next(Stages& stages, const Step& step) const {
     if (step.more) tiles.fetch(stages, step.next, step.n + 1);
   }
 
   // The lane id. It is recomputed for each product, with the addresses that derive from it, where registers are short.
+  template <bool kPlain>
   struct Lane {
-    int of_tile = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
+    int of_tile = kFamily == Family::nvidia || kPlain ? lane_id() : opaque_thread() % kWave;
     XLSTM_DEVICE int operator()() const {
       if constexpr (!kHasScoreMod && !is_rdna(kFamily))
         return of_tile;
@@ -98,12 +111,13 @@ struct Backward {
 
   // ---- a tile
 
+  template <bool kPlain>
   XLSTM_DEVICE void run_tile(Stages& stages, const Step& step, const ScoreRules& rules) {
     if constexpr (kAsyncCopies)
       arrive_copied(stages, step, rules);
     else
-      arrive_through_registers(stages, step, rules);
-    const Lane lane;
+      arrive_through_registers<kPlain>(stages, step, rules);
+    const Lane<kPlain> lane;
     const xlstm_attention& in = tiles.p->call.in;
     const float slope =
         kHasScoreMod && rules.slopes
@@ -124,12 +138,17 @@ struct Backward {
   XLSTM_DEVICE BackwardWarpPairs<Tiles> pairs() { return {tiles, products, softmax}; }
 
   // at_once of the tile's tokens, of a tile whose matrices are all in LDS.
-  XLSTM_DEVICE void run_rows(const Step& step, const ScoreRules& rules, float slope, int row0, const Lane& lane) {
+  template <class AnyLane>
+  XLSTM_DEVICE void run_rows(const Step& step, const ScoreRules& rules, float slope, int row0, const AnyLane& lane) {
     Scores s, dp;
     Operands weights, ds;
+    const auto ahead = BackwardSoftmax<Tiles>::stats_ahead(Tiles::row_stats_in(step.buffer), row0, lane());
+    set_wave_priority<1>();  // products first: the SIMD's other wave, if any, computes weights meanwhile
     products.template multiply_rows<true>(s, Tiles::first_tile(step.buffer), row0, lane());
     products.template multiply_rows<false>(dp, Tiles::second_tile(step.buffer), row0, lane());
-    softmax_gradient(s, dp, step, rules, slope, row0, lane());
+    set_wave_priority<0>();
+    softmax_gradient(s, dp, step, rules, slope, row0, lane(), ahead);
+    set_wave_priority<1>();
 #pragma unroll
     for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
@@ -143,11 +162,13 @@ struct Backward {
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
     products.add_rows(products.first_sums, Tiles::first_transposed(step.buffer), row0, ds, lane());
+    set_wave_priority<0>();
   }
 
   // The same where LDS holds one or two of the tile's matrices at a time (AMD): they arrive between the products.
+  template <class AnyLane>
   XLSTM_DEVICE void run_rows_staged(Stages& stages, const Step& step, const ScoreRules& rules, float slope, int row0,
-                                    const Lane& lane) {
+                                    const AnyLane& lane) {
     constexpr bool kOneByOne = kShape.matrices == 1;
     const auto arrive_with = [&](int from_matrix) {
       arrive([&] { tiles.store_matrices(stages, step.coord, step.buffer, from_matrix); });
@@ -186,10 +207,11 @@ struct Backward {
     products.add_rows(products.first_sums, Tiles::first_transposed(step.buffer), row0, ds, lane());
   }
   XLSTM_DEVICE void softmax_gradient(Scores& s, Scores& dp, const Step& step, const ScoreRules& rules, float slope,
-                                     int row0, int lane) const {
+                                     int row0, int lane,
+                                     const typename BackwardSoftmax<Tiles>::StatsAhead& ahead = {}) const {
     const int first = step.coord.first;
     const typename BackwardSoftmax<Tiles>::Block block(softmax, rules, first, row0, Tiles::row_stats_in(step.buffer),
-                                                       lane);
+                                                       lane, ahead);
     softmax.gradient(s, dp, block, slope, !tiles.fully_visible(first + row0, kShape.at_once));
   }
 
@@ -210,16 +232,33 @@ struct Backward {
     products.load_owned();
     softmax.load_row_stats();
     if constexpr (kPairs && !kHasScoreMod) pairs().load_chain();
+    const TileCoord start{from / count, (first + from % count) * kTile};
+    if constexpr (Tiles::kMayBePlain)
+      if (tiles.is_plain())
+        return walk<true>({uniform(start.member), uniform(start.first)}, uniform(to - from), first * kTile,
+                          (first + count) * kTile, rules);
+    walk<false>(start, to - from, first * kTile, (first + count) * kTile, rules);
+  }
+
+  // Walks `count` tiles from `next` on; those of a head begin at [first, end).
+  template <bool kPlain>
+  XLSTM_DEVICE void walk(TileCoord next, int count, int first, int end, const ScoreRules& rules) {
     Stages stages;
-    TileCoord next{from / count, (first + from % count) * kTile};
-    tiles.fetch(stages, next, 0);
+    if constexpr (kPlain) {
+      stages.plain = typename Tiles::PlainRows(tiles);
+      tiles.fetch_plain(stages.pair, stages.row_stat, stages.plain, next);
+    } else {
+      tiles.fetch(stages, next, 0);
+    }
 #pragma unroll 1
-    for (int n = 0; from + n < to; ++n) {
+    for (int n = 0; n < count; ++n) {
       tiles.p = reload_params(tiles.p);
       const TileCoord coord = next;
-      next.first += kTile;
-      if (next.first >= (first + count) * kTile) next = {coord.member + 1, first * kTile};
-      run_tile(stages, {coord, next, from + n + 1 < to, n, tiles.buffer(n)}, rules);
+      if (!kPlain || n + 1 < count) {  // a plain walk loads its last tile twice: a condition would wait for the loads
+        next.first += kTile;
+        if (next.first >= end) next = {coord.member + 1, first};
+      }
+      run_tile<kPlain>(stages, {coord, next, n + 1 < count, n, tiles.buffer(n)}, rules);
     }
   }
 };

@@ -18,6 +18,7 @@ struct BackwardProducts {
   static constexpr int kTile = Tiles::kTile, kStepRows = Tiles::kStepRows, kRegisters = Tiles::kRegisters;
   static constexpr int kColumnStrips = Tiles::kColumnStrips, kRowStrips = Tiles::kRowStrips;
   static constexpr int kQkSteps = Tiles::kQkSteps, kVSteps = Tiles::kVSteps, kStreams = Tiles::kStreams;
+  static constexpr bool kReadsFirst = kFamily == Family::cdna;  // the next operand's reads, ahead of these products
   static constexpr int kFirstSums = Tiles::kFirstSums, kSecondSums = Tiles::kSecondSums;
 
   const Tiles& tiles;
@@ -134,12 +135,14 @@ struct BackwardProducts {
       for (int r = 0; r < kRowStrips; ++r)
         stream[k % kStreams][r] = load_stream<true, E>(tile, row0 + r * kStepRows, k * kStepRows, lane);
     };
-    load(0);
+#pragma unroll
+    for (int k = 0; k < kStreams - 1 || k == 0; ++k) load(k);
     Scores part;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       sched_barrier();
-      if (kStreams == 1 ? k > 0 : k + 1 < kSteps) load(k + kStreams - 1);
+      if (kStreams == 1 ? k > 0 : k + kStreams - 1 < kSteps) load(k + kStreams - 1);
+      if constexpr (kReadsFirst) sched_barrier();
 #pragma unroll
       for (int c = 0; c < kColumnStrips; ++c) {
         const ChainOperand<E> owned_operand = chain<kFirst>(c, k, lane);
@@ -147,7 +150,7 @@ struct BackwardProducts {
         for (int r = 0; r < kRowStrips; ++r) {
           Strip<E>& sum = k < kPart ? products[r][c] : part[r][c];
           if (k >= kPart && k % kPart == 0) sum.zero();
-          multiply(sum, stream[k % kStreams][r], owned_operand);
+          multiply<false, kChainInRegisters>(sum, stream[k % kStreams][r], owned_operand);
           if (k >= kPart && k % kPart == kPart - 1)
 #pragma unroll
             for (int j = 0; j < kRegisters; ++j) products[r][c].value[j] += part[r][c].value[j];
@@ -166,12 +169,15 @@ struct BackwardProducts {
       stream[n % kStreams] = load_stream<false, E>(tile, feature0 + n % kSums * kStepRows, row0 + n / kSums * kStepRows,
                                                    kRolled ? opaque_lane() : lane);
     };
-    load(0);
+#pragma unroll
+    for (int n = 0; n < kStreams - 1 || n == 0; ++n) load(n);
     each_of<kSums * kRowStrips>([&](auto n) {
       sched_barrier();
-      if (kStreams == 1 ? n > 0 : n + 1 < kSums * kRowStrips) load(n + kStreams - 1);
+      if (kStreams == 1 ? n > 0 : n + kStreams - 1 < kSums * kRowStrips) load(n + kStreams - 1);
+      if constexpr (kReadsFirst) sched_barrier();
 #pragma unroll
-      for (int c = 0; c < kColumnStrips; ++c) multiply(sums[n % kSums][c], stream[n % kStreams], weights[n / kSums][c]);
+      for (int c = 0; c < kColumnStrips; ++c)
+        multiply<false, true>(sums[n % kSums][c], stream[n % kStreams], weights[n / kSums][c]);
     });
   }
 

@@ -23,7 +23,7 @@ struct BackwardShape {
   int at_once;                    // tokens of a tile whose scores are in registers at once
   bool pairs;                     // two waves share owned tokens: one computes weights and dv, one ds and dk
   bool chain_in_lds;              // owned tokens are read from LDS for each tile; otherwise they stay in registers
-  bool operands_ahead;            // the next operand is read from LDS while this one is multiplied
+  int operands_ahead;             // so many next operands are read from LDS while this one is multiplied
   bool ahead;                     // prefetch: the next tile loads while this one is multiplied
   // AMD stores a tile along its rows and transposed: both in LDS at once or, where LDS is too small, one after the
   // other.
@@ -44,8 +44,9 @@ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr BackwardShape finished(BackwardShape s, Family f, int element_bytes, int dqk, int dv, bool second_transposed,
                                  bool stats_of_tile) {
   s.owned = s.waves_along * s.columns;
-  s.operands_ahead =
-      f == Family::cdna || element_bytes == 2;  // floats, split in three, take 24 registers on the other families
+  // On CDNA two where no other wave of the SIMD works while one waits. Floats, split in three, take 24 registers on the
+  // other families.
+  s.operands_ahead = f == Family::cdna ? (element_bytes == 2 && s.blocks == 1 ? 2 : 1) : element_bytes == 2;
   s.threads = s.waves_along * s.waves_across * wave_size(f) * (s.pairs ? 2 : 1);
   const int first = s.tile * dqk * element_bytes, second = s.tile * dv * element_bytes;
   if (f == Family::nvidia)

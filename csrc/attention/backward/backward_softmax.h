@@ -39,6 +39,25 @@ struct BackwardSoftmax {
     }
   }
 
+  // dk, dv on CDNA: lse and D of the queries that a lane has scores of, read from LDS ahead of the products.
+  static constexpr bool kReadsStatsAhead =
+      kFamily == Family::cdna && kOfKeys && sizeof(E) == 2 && !kHasScoreMod && kRowStrips == 1 && Tiles::kAllAtOnce;
+  struct StatsAhead {
+    Vec16 lse[2], delta[2];
+
+    XLSTM_DEVICE float at(const Vec16 (&x)[2], int r) const { return as_float(x[r / 4].word[r % 4]); }
+  };
+  XLSTM_DEVICE static StatsAhead stats_ahead(const float* row_stats, int row0, int lane) {
+    StatsAhead ahead;
+    if constexpr (kReadsStatsAhead) {
+      const float* of_lane = row_stats + row_stats_index(row0 + strip_position(kFamily, sizeof(E), lane, 0).row);
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        ahead.lse[j] = read_vec16(of_lane + 4 * j), ahead.delta[j] = read_vec16(of_lane + kStatsGroup + 4 * j);
+    }
+    return ahead;
+  }
+
   // The scores of the tile's tokens [first + row0, first + row0 + kShape.at_once) in a wave's registers.
   struct Block {
     const BackwardSoftmax& softmax;
@@ -48,9 +67,10 @@ struct BackwardSoftmax {
     StripPosition lane_position;     // of register 0; the other registers are at known distances
     int row, column, lane_distance;  // of register 0: its tokens, and how far key - query is from the diagonal
     const float* lane_stats;         // dk, dv: of the lane's first query
+    StatsAhead ahead;
 
     XLSTM_DEVICE Block(const BackwardSoftmax& s, const ScoreRules& r, int first, int row0, const float* row_stats,
-                       int lane)
+                       int lane, const StatsAhead& stats = {})
         : softmax(s),
           tiles(s.tiles),
           rules(r),
@@ -59,7 +79,8 @@ struct BackwardSoftmax {
           row(first + row0 + lane_position.row),
           column(tiles.owned + tiles.column0 + lane_position.column),
           lane_distance((kOfKeys ? column - row : row - column) - tiles.band.diagonal),
-          lane_stats(row_stats + row_stats_index(row0 + lane_position.row)) {}
+          lane_stats(row_stats + row_stats_index(row0 + lane_position.row)),
+          ahead(stats) {}
 
     // f(strip row, register, strip column, tokens down and across from the lane's first)
     template <class F>
@@ -75,9 +96,11 @@ struct BackwardSoftmax {
           }
     }
     XLSTM_DEVICE float lse(int r, int c, int down) const {
+      if constexpr (kReadsStatsAhead) return ahead.at(ahead.lse, r);
       return kOfKeys ? lane_stats[row_stats_index(down)] : softmax.lse[c].value[Columns::of(r)];
     }
     XLSTM_DEVICE float delta(int r, int c, int down) const {
+      if constexpr (kReadsStatsAhead) return ahead.at(ahead.delta, r);
       return kOfKeys ? lane_stats[row_stats_index(down) + kStatsGroup] : softmax.delta[c].value[Columns::of(r)];
     }
     XLSTM_DEVICE int distance(int down, int across) const {

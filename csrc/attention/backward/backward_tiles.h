@@ -31,7 +31,7 @@ struct BackwardTiles {
   static constexpr float kUnit = score_unit<E>;
   static constexpr int kRegisters = Strip<E>::kRegisters;
   static constexpr int kSumRegisters = (kFirstSums + kSecondSums) * kColumnStrips * kRegisters;
-  static constexpr int kStreams = kShape.operands_ahead ? 2 : 1;
+  static constexpr int kStreams = kShape.operands_ahead + 1;
   static constexpr bool kChainInRegisters = !kShape.chain_in_lds;
   static constexpr int kMatrices = kOfKeys ? 4 : 3;  // forms of a tile in LDS on AMD
   static constexpr bool kAllAtOnce = kAsyncCopies || kShape.matrices == kMatrices;
@@ -142,7 +142,10 @@ struct BackwardTiles {
 
   // Stores those matrices of a tile that are in the buffer together.
   XLSTM_DEVICE void store(const Pair& pair, char* buffer, bool along, bool transposed) const {
-    pair.each([&](bool second, const Vec16* x, int token, int column) {
+    store(pair, opaque_thread(), buffer, along, transposed);
+  }
+  XLSTM_DEVICE void store(const Pair& pair, int thread, char* buffer, bool along, bool transposed) const {
+    pair.each(thread, [&](bool second, const Vec16* x, int token, int column) {
       put(buffer, second, x, token, column, along, transposed);
     });
   }
@@ -157,9 +160,52 @@ struct BackwardTiles {
     }
   }
 
+  // A walk is plain if all tiles are full, in rows of 16-byte vectors and of as many features as the kernel has (AMD).
+  // Its loop has no branches for other layouts, where the compiler would wait for loads as soon as it has issued them.
+  static constexpr bool kMayBePlain =
+      kFamily == Family::cdna && !kHasScoreMod && kAllAtOnce && kShape.ahead && Pair::kOneEach;
+  XLSTM_DEVICE bool is_plain() const {
+    const xlstm_attention& in = p->call.in;
+    const auto& aligned = p->aligned16;
+    return (kOfKeys ? aligned.q && aligned.dout && queries % kTile == 0
+                    : aligned.k && aligned.v && keys % kTile == 0) &&
+           in.dqk == kQk && in.dv == kV;
+  }
+  // What a wave loads of a plain walk's tiles.
+  struct PlainRows {
+    const char* data;  // of token 0 of the first query head
+    int64_t head;      // bytes from query head to query head
+    uint32_t row, lane[4];
+    const float* row_stats;
+    int64_t row_stats_head;
+
+    PlainRows() = default;
+    XLSTM_DEVICE explicit PlainRows(const BackwardTiles& tiles) {
+      const xlstm_attention_backward& call = tiles.p->call;
+      const bool second = Pair::wave_loads_second();
+      TokenRows<E> a, b;
+      tiles.token_rows(!kOfKeys, tiles.query_head, a, b);
+      const int64_t head_a = kOfKeys ? call.in.q.stride[1] : 0, head_b = kOfKeys ? call.dout.stride[1] : 0;
+      data = uniform(reinterpret_cast<const char*>((second ? b.data : a.data) + Pair::wave_column()));
+      head = (second ? head_b : head_a) * int64_t(sizeof(E));
+      row = uint32_t(uniform(int(second ? b.stride : a.stride))) * uint32_t(sizeof(E));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) lane[i] = Pair::lane_offset(i, row);
+      if constexpr (kOfKeys) {
+        row_stats = row_stats_of(*tiles.p, tiles.at, tiles.query_head) + threadIdx.x % (2 * kTile);
+        row_stats_head = 2 * tiles.p->slots;
+      }
+    }
+  };
+  XLSTM_DEVICE void fetch_plain(Pair& pair, float& row_stat, PlainRows& rows, const TileCoord& coord) const {
+    pair.fetch_at(uniform(rows.data + coord.member * rows.head + int64_t(coord.first) * rows.row), rows.lane);
+    if constexpr (kOfKeys) row_stat = rows.row_stats[coord.member * rows.row_stats_head + row_stats_index(coord.first)];
+  }
+
   struct Stages {
     Pair pair;
     float row_stat;  // a thread's, of the tile; threads without one repeat another thread's
+    PlainRows plain;
     // NVIDIA: the thread's source pointers for the next tile, whose query head is `member`.
     const E *first, *second;
     const float* row_stats;
