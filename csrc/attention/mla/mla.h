@@ -8,16 +8,18 @@
 //   scores   a wave has 16 rows, with Q in registers, and all or a part of the features; LDS adds the partial scores
 //   softmax  by the waves that have the scores; with 64 rows they send the weights, as operands, to the other waves
 //            through LDS
-//   out      each wave has 128 (NVIDIA, 64 rows: 64) of the 512 features for all rows of the block
+//   out      each wave has 128 (64 rows: 64) of the 512 features for all rows of the block
 // The next tile loads into registers, or on NVIDIA into another buffer, while this one is multiplied. Eight lanes load
-// a key's row, a line of 128 bytes at a time: one page-table entry per row, whatever the page size.
+// a key's row, a line of 128 bytes at a time: one page-table entry per row, whatever the page size, loaded a tile
+// ahead.
 //
-// On NVIDIA 64 rows take eight waves with half of the features each, and no registers for more than 32 keys. In
-// sequence, scores, softmax and out would need three barriers a tile, and the tensor cores would be idle during the
-// softmax. Where LDS holds four tiles (173 KB), three tiles overlap instead, with one barrier a tile. Between two
-// barriers the waves of part 0 turn the previous tile's scores into weights, while the waves of part 1, of which each
-// scheduler has one too, multiply the values of the tile before that; then both compute the scores of a new tile. Part
-// 0 keeps its half of the scores in registers across the barrier.
+// 64 rows take eight waves with half of the features each: two waves a SIMD on CDNA, where one wave's products hide the
+// other's reads of LDS. In sequence, scores, softmax and out need four barriers a tile, and the matrix units are idle
+// during the softmax. On NVIDIA registers do not suffice for more than 32 keys, but where LDS holds four tiles (173
+// KB), three tiles overlap instead, with one barrier a tile. Between two barriers the waves of part 0 turn the previous
+// tile's scores into weights, while the waves of part 1, of which each scheduler has one too, multiply the values of
+// the tile before that; then both compute the scores of a new tile. Part 0 keeps its half of the scores in registers
+// across the barrier.
 //
 //   step n          part 0                           part 1
 //                   softmax of tile n - 1            out of tile n - 2
@@ -25,8 +27,8 @@
 //                   scores of tile n, other half     partial scores of tile n to LDS
 //                   -------- __syncthreads() --------
 //
-// LDS: 36 KB for a tile of 576 features, 4 KB of weights or 8 KB of partial scores. Registers on CDNA, 64 rows: out
-// 128, Q 72, the next tile 36, scores 8, values 16 and as many transposed: one wave per SIMD, which has 512.
+// LDS: 36 KB for a tile of 576 features, 4 KB of weights and 16 KB of partial scores, or 8 KB of these. Registers on
+// CDNA, 64 rows: out 64, Q 36, the next tile 20, scores 8, two operands of keys 16, values 32 and as many transposed.
 //
 // Floor, 128 heads: 2 (576 + 512) flops for each head and 1152 bytes for each key, where the two blocks of a sequence
 // share a tile through L2. The matrix units bind, and LDS takes as long in the scores' product, for which each wave
@@ -58,7 +60,11 @@ struct Mla {
       for (int t = 0; t < kTransposedStrips<E>; ++t)
 #pragma unroll
         for (int rs = 0; rs < kRowStrips; ++rs) tiles.out[b][t][rs].zero();
-    if (begin < end) tiles.fetch(0, begin);
+    if (begin < end) {
+      tiles.fetch_pages(begin);
+      tiles.fetch(0, begin);
+      tiles.fetch_pages(begin + kKeys);
+    }
     if constexpr (Tiles::kOverlapped)
       walk_overlapped(begin, end, visible);
     else
@@ -75,7 +81,10 @@ struct Mla {
     int n = 0;
     for (int first = begin; first < end; first += kKeys, ++n) {
       arrive(n);
-      if (first + kKeys < end) tiles.fetch(n + 1, first + kKeys);
+      if (first + kKeys < end) {
+        tiles.fetch(n + 1, first + kKeys);
+        tiles.fetch_pages(first + 2 * kKeys);
+      }
       Scores s;
       tiles.multiply_keys(s, n);
       if constexpr (kParts > 1) {
@@ -83,18 +92,23 @@ struct Mla {
         __syncthreads();
 #pragma unroll
         for (Strip<E>& strip : s) strip.zero();
-        tiles.add_parts(s, n, kShape.waves);
+        if (kRowStrips == 1 || tiles.part == 0) tiles.add_parts(s, n, kShape.waves);
       }
-      Columns rescale;
-      const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale);
-      if constexpr (kRowStrips == 1) {
-        if (rescales) tiles.scale_out(0, rescale);
-      } else {
-        if (tiles.part == 0) tiles.share_weights(s, n, rescales, rescale);
+      if (kRowStrips == 1 || tiles.part == 0) {
+        Columns rescale;
+        const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale);
+        if constexpr (kRowStrips > 1)
+          tiles.share_weights(s, n, rescales, rescale);
+        else if (rescales)
+          tiles.scale_out(0, rescale);
+      }
+      typename Tiles::Values v;
+      if constexpr (Tiles::kReadsAhead) tiles.read_values(v, n, 0);
+      if constexpr (kRowStrips > 1) {
         __syncthreads();
         tiles.rescale_out(n);
       }
-      tiles.multiply_values(&s, n);
+      tiles.multiply_values(&s, v, n);
     }
   }
   // Makes tile n visible to all waves, after all waves have finished reading the tile before.
@@ -132,7 +146,10 @@ struct Mla {
     static_assert(kParts == 2 && kRowStrips > 1);
     const int first = begin + n * kKeys;
     arrive(n);
-    if (n + 1 < count) tiles.fetch(n + 1, first + kKeys);
+    if (n + 1 < count) {
+      tiles.fetch(n + 1, first + kKeys);
+      tiles.fetch_pages(first + 2 * kKeys);
+    }
     if (kSoftmax && tiles.part == 0) {
       Columns rescale;
       tiles.add_parts(s, n - 1, kShape.waves - kRowStrips);
@@ -141,7 +158,8 @@ struct Mla {
     }
     if constexpr (kOut) {
       tiles.rescale_out(n - 2);
-      tiles.multiply_values(nullptr, n - 2);
+      typename Tiles::Values v;
+      tiles.multiply_values(nullptr, v, n - 2);
     }
     if constexpr (kScores) {
       tiles.multiply_keys(s, n);

@@ -28,7 +28,7 @@ struct MlaShape {
 constexpr MlaShape mla_shape(Family f, int rows, int features, bool ahead) {
   MlaShape s{};
   s.row_strips = rows / kStripColumns;
-  s.waves = f == Family::nvidia && rows == 64 ? 8 : 4;
+  s.waves = rows == 64 ? 8 : 4;
   s.parts = s.waves / s.row_strips;
   s.keys = is_rdna(f) ? 16 : 32;
   s.buffers = ahead ? 4 : f == Family::nvidia ? 2 : 1;

@@ -21,7 +21,11 @@ struct MlaTiles {
   static constexpr int kUnits = kFeatures / kUnit<E>, kWaveUnits = (kUnits + kParts - 1) / kParts;
   static constexpr int kBlocks = kMlaValues / kWaves / kTransposedFeatures<E>;
   static constexpr int kRowBytes = kFeatures * 2, kLine = 128, kLines = kRowBytes / kLine;
-  static constexpr int kAtOnce = kThreads / 8, kPasses = kKeys / kAtOnce;  // keys that the block loads at a time
+  // Eight lanes load a line. Where the block has more lanes than a line of each key takes, groups of lanes share a
+  // row's lines: group g has lines g, g + kLineGroups, ...
+  static constexpr int kLineGroups = kThreads / 8 > kKeys ? kThreads / 8 / kKeys : 1;
+  static constexpr int kAtOnce = kThreads / 8 / kLineGroups;  // keys that the block loads at a time
+  static constexpr int kPasses = kKeys / kAtOnce, kLaneLines = (kLines + kLineGroups - 1) / kLineGroups;
   static_assert(kPasses * kAtOnce == kKeys);
 
   // An offset in a tile such that the compiler knows the distance to other offsets. The distances must not share a bit
@@ -49,7 +53,8 @@ struct MlaTiles {
   ChainOperand<E> q[kWaveUnits][kUnitSteps<E>];
   Strip<E> out[kBlocks][kTransposedStrips<E>][kRowStrips];
   Columns row_max = Columns::all(kLowestMax), row_sum = Columns::all(0);
-  Vec16 staged[kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLines];
+  int32_t next_page[kPasses];
+  Vec16 staged[kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLaneLines];
 
   XLSTM_DEVICE MlaTiles(const FewRowsParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
                         char* memory)
@@ -97,39 +102,60 @@ struct MlaTiles {
 
   XLSTM_DEVICE void load_q() {
     const uint32_t last = uint32_t(at.queries) * group - 1;
+    Vec16 vecs[kWaveUnits][kChainVec16s<E>];
 #pragma unroll
     for (int i = 0; i < kWaveUnits; ++i) {
-      Vec16 vecs[kChainVec16s<E>];
       const int unit = part + i * kParts;
 #pragma unroll
       for (int c = 0; c < kChainVec16s<E>; ++c) {
         const Vec16Position of = chain_vec16(kFamily, sizeof(E), lane_id(), c);
         const uint32_t row = first_row + strip * kStripColumns + of.row;
         const E* from = static_cast<const E*>(in.q.data) + at.query(in.q, query_of(row < last ? row : last));
-        vecs[c] = read_vec16(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
+        vecs[i][c] = read_vec16(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
       }
+    }
 #pragma unroll
-      for (int step = 0; step < kUnitSteps<E>; ++step) q[i][step] = chain_of_vec16s<E>(vecs, step);
+    for (int i = 0; i < kWaveUnits; ++i) {
+      // Q arrives here. Otherwise the compiler waits for it in the walk, and there for the loads of the next tile too.
+#pragma unroll
+      for (Vec16& vec : vecs[i]) arrive_at(vec);
+#pragma unroll
+      for (int step = 0; step < kUnitSteps<E>; ++step) q[i][step] = chain_of_vec16s<E>(vecs[i], step);
     }
   }
 
-  XLSTM_DEVICE static int line_key() { return int(threadIdx.x) / 8; }
+  XLSTM_DEVICE static int line_key() { return int(threadIdx.x) / 8 % kAtOnce; }
   XLSTM_DEVICE static int line_byte() { return int(threadIdx.x) % 8 * 16; }
-  // Keys beyond the last one repeat it; the mask removes them.
+  // Calls f(i, byte) for this lane's i-th line of a row, byte: where the line begins.
+  template <class F>
+  XLSTM_DEVICE static void for_each_line(F&& f) {
+    const int group = kLineGroups > 1 ? uniform(int(threadIdx.x) / 8 / kAtOnce) : 0;
+#pragma unroll
+    for (int i = 0; i < kLaneLines; ++i) {
+      if ((i + 1) * kLineGroups > kLines && i * kLineGroups + group >= kLines) break;
+      f(i, (i * kLineGroups + group) * kLine);
+    }
+  }
+  // The slot of this lane's key in a tile. Keys beyond the last one repeat it; the mask removes them.
+  XLSTM_DEVICE int64_t slot(int first, int pass) const {
+    const int j = first + pass * kAtOnce + line_key(), last = int(at.keys) - 1;
+    return at.first_key + (j < last ? j : last);
+  }
+  // Loads the page table's entries of the tile that fetch() loads next, so that its addresses do not wait for them.
+  XLSTM_DEVICE void fetch_pages(int first) {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) next_page[pass] = at.page_entry(slot(first, pass));
+  }
   XLSTM_DEVICE void fetch([[maybe_unused]] int n, int first) {
-    const int last = int(at.keys) - 1;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int j = first + pass * kAtOnce + line_key();
-      const int64_t offset = at.key(in.k, key_head, at.first_key + (j < last ? j : last));
+      const int64_t offset = at.key(in.k, key_head, slot(first, pass), next_page[pass]);
       const char* row = static_cast<const char*>(in.k.data) + offset * int64_t(sizeof(E)) + line_byte();
       if constexpr (kAsyncCopies) {
         const uint32_t to = lds_address(tile(n)) + Cursor(line_key(), line_byte()).at(pass * kAtOnce, 0);
-#pragma unroll
-        for (int line = 0; line < kLines; ++line) cp_async(to + line * kLine, row + line * kLine, true);
+        for_each_line([&](int, int byte) { cp_async(to + byte, row + byte, true); });
       } else {
-#pragma unroll
-        for (int line = 0; line < kLines; ++line) staged[pass][line] = load_vec16(row, line * kLine);
+        for_each_line([&](int i, int byte) { staged[pass][i] = load_vec16(row, byte); });
       }
     }
   }
@@ -138,15 +164,18 @@ struct MlaTiles {
       const Cursor to(line_key(), line_byte());
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass)
-#pragma unroll
-        for (int line = 0; line < kLines; ++line)
-          *reinterpret_cast<Vec16*>(tile(n) + to.at(pass * kAtOnce, line * kLine)) = staged[pass][line];
+        for_each_line([&](int i, int byte) {
+          *reinterpret_cast<Vec16*>(tile(n) + to.at(pass * kAtOnce, byte)) = staged[pass][i];
+        });
     }
   }
 
   // ---- a tile
 
   using Scores = Strip<E>[kKeyStrips];
+
+  // On CDNA an operand's reads are issued ahead of the products before it; other families lack registers for that.
+  static constexpr bool kReadsAhead = kFamily == Family::cdna;
 
   XLSTM_DEVICE void multiply_keys(Scores& s, int n) const {
     const char* const keys = tile(n);
@@ -156,25 +185,37 @@ struct MlaTiles {
     constexpr Vec16Position kZero = stream_vec16(kFamily, sizeof(E), 0, 0);
     // With the features in parts, the wave takes every kParts-th unit; its offsets are those of part 0, shifted.
     const Cursor begin(lane_vec.row, lane_vec.feature * int(sizeof(E)));
+    const auto exists = [&](int i) { return i < kWaveUnits && (kUnits % kParts == 0 || part + i * kParts < kUnits); };
+    Vec16 vecs[kReadsAhead ? 2 : 1][kKeyStrips][kStreamVec16s<E>];
+    const auto read = [&](int i) {
+      const Cursor from = kReadsAhead ? begin : Cursor(opaque(begin.first));
 #pragma unroll
-    for (int i = 0; i < kWaveUnits; ++i) {
-      const int unit = part + i * kParts;
-      if (kUnits % kParts != 0 && unit >= kUnits) break;
-      if constexpr (kFamily != Family::cdna) load_barrier();  // registers do not suffice for more units at once
-      const Cursor from = kFamily != Family::cdna ? Cursor(opaque(begin.first)) : begin;
-#pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks) {
-        Vec16 vecs[kStreamVec16s<E>];
+      for (int ks = 0; ks < kKeyStrips; ++ks)
 #pragma unroll
         for (int c = 0; c < kStreamVec16s<E>; ++c) {
           const Vec16Position of = stream_vec16(kFamily, sizeof(E), 0, c);
           const int row = ks * kStep<E> + of.row - kZero.row;
-          const int byte = unit * kUnit<E> * int(sizeof(E)) + (of.feature - kZero.feature) * int(sizeof(E));
-          vecs[c] = read_vec16(keys + from.at(row, byte));
+          const int byte =
+              (part + i * kParts) * kUnit<E> * int(sizeof(E)) + (of.feature - kZero.feature) * int(sizeof(E));
+          vecs[kReadsAhead ? i % 2 : 0][ks][c] = read_vec16(keys + from.at(row, byte));
         }
+    };
+    if (kReadsAhead) read(0);
 #pragma unroll
-        for (int step = 0; step < kUnitSteps<E>; ++step) multiply(s[ks], stream_of<E>(vecs, step), q[i][step]);
+    for (int i = 0; i < kWaveUnits; ++i) {
+      if (!exists(i)) break;
+      if constexpr (kReadsAhead) {
+        if (exists(i + 1)) read(i + 1);
+        sched_barrier();
+      } else {
+        load_barrier();
+        read(i);
       }
+#pragma unroll
+      for (int ks = 0; ks < kKeyStrips; ++ks)
+#pragma unroll
+        for (int step = 0; step < kUnitSteps<E>; ++step)
+          multiply<false, true>(s[ks], stream_of<E>(vecs[kReadsAhead ? i % 2 : 0][ks], step), q[i][step]);
     }
   }
   XLSTM_DEVICE void write_part(const Scores& s, int n, int wave) const {
@@ -203,23 +244,26 @@ struct MlaTiles {
   // Online softmax: turns scores into weights. Returns whether a maximum has grown so much that sums must be rescaled,
   // and the factor.
   XLSTM_DEVICE bool online_softmax(Scores& s, int first, bool is_fully_visible, Columns& rescale) {
-    Columns tile_max = Columns::all(-__builtin_inff());
+    // Whether a maximum grew is a vote of the lanes, each with its own scores: lanes exchange maxima only then.
+    Columns lane_max = Columns::all(-__builtin_inff());
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) {
       s[ks].scale(scale);
       if (!is_fully_visible) row_info.mask(s[ks], 0, first + ks * kStep<E>);
-      tile_max.take_in(s[ks], [](float x, float y) { return fmaxf(x, y); });
+      lane_max.take_in(s[ks], [](float x, float y) { return fmaxf(x, y); });
     }
-    tile_max.over_rows([](float x, float y) { return fmaxf(x, y); });
-    const bool rescales = needs_rescale(row_max, tile_max);
+    const bool rescales = needs_rescale(row_max, lane_max);
     rescale = Columns::all(1);
-    if (rescales) rescale = update_row_max(row_max, row_sum, tile_max);
+    if (rescales) {
+      lane_max.over_rows([](float x, float y) { return fmaxf(x, y); });
+      rescale = update_row_max(row_max, row_sum, lane_max);
+    }
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) {
 #pragma unroll
       for (int r = 0; r < Strip<E>::kRegisters; ++r)
         s[ks].value[r] = exp2_fast(s[ks].value[r] - row_max.value[Columns::of(r)]);
-      row_sum.take_in(s[ks], [](float x, float y) { return x + y; });
+      row_sum.add(s[ks]);
     }
     return rescales;
   }
@@ -238,9 +282,12 @@ struct MlaTiles {
     if (lane_id() == 0) *rescale_flag(n, strip) = rescales;
   }
   XLSTM_DEVICE void rescale_out(int n) {
+    int rescales = 0;  // one branch for all strips: most tiles rescale none, and a factor of 1 is exact
 #pragma unroll
-    for (int rs = 0; rs < kRowStrips; ++rs)
-      if (uniform(*rescale_flag(n, rs))) scale_out(rs, read_rows(kFactor + stage(n), rs));
+    for (int rs = 0; rs < kRowStrips; ++rs) rescales |= *rescale_flag(n, rs);
+    if (!uniform(rescales)) return;
+#pragma unroll
+    for (int rs = 0; rs < kRowStrips; ++rs) scale_out(rs, read_rows(kFactor + stage(n), rs));
   }
   XLSTM_DEVICE void write_rows(int which, const Columns& x) const {  // of this wave's rows
 #pragma unroll
@@ -256,37 +303,50 @@ struct MlaTiles {
   }
 
   XLSTM_DEVICE int feature0(int block) const { return (wave_id() * kBlocks + block) * kTransposedFeatures<E>; }
-  // With 16 rows the wave multiplies its own weights, otherwise the shared ones.
-  XLSTM_DEVICE void multiply_values([[maybe_unused]] const Scores* s, int n) {
-    const char* const values = tile(n);
+  // The values of a step of the product: a strip of keys, a block of features.
+  static constexpr int kValueSteps = kKeyStrips * kBlocks;
+  struct Values {
+    TransposedVec16<E> vecs[kReadsAhead ? 2 : 1][kTransposedVec16s<E>];
+  };
+  XLSTM_DEVICE void read_values(Values& v, int n, int step) const {
     const Vec16Position lane_vec = transposed_vec16(kFamily, sizeof(E), lane_id(), 0);
     const Cursor from(lane_vec.row, feature0(0) * int(sizeof(E)) + lane_vec.feature * int(sizeof(E)));
+    const int ks = step / kBlocks, b = step % kBlocks;
 #pragma unroll
-    for (int ks = 0; ks < kKeyStrips; ++ks) {
-      ChainOperand<E> chain[kRowStrips];
+    for (int c = 0; c < kTransposedVec16s<E>; ++c) {
+      const int row = ks * kStep<E> + transposed_vec16(kFamily, sizeof(E), 0, c).row;
+      v.vecs[kReadsAhead ? step % 2 : 0][c] =
+          read_transposed<E>(tile(n) + from.at(row, b * kTransposedFeatures<E> * int(sizeof(E))));
+    }
+  }
+  // With 16 rows the wave multiplies its own weights, otherwise the shared ones. With kReadsAhead step 0 of v is read.
+  XLSTM_DEVICE void multiply_values([[maybe_unused]] const Scores* s, Values& v, int n) {
+    ChainOperand<E> chain[kRowStrips];
 #pragma unroll
-      for (int rs = 0; rs < kRowStrips; ++rs) {
-        if constexpr (kRowStrips == 1)
-          chain[rs] = as_chain((*s)[ks], 1.0f);
-        else
-          chain[rs] = *weights(n, rs, ks);
+    for (int step = 0; step < kValueSteps; ++step) {
+      const int ks = step / kBlocks, b = step % kBlocks;
+      if (b == 0) {
+#pragma unroll
+        for (int rs = 0; rs < kRowStrips; ++rs) {
+          if constexpr (kRowStrips == 1)
+            chain[rs] = as_chain((*s)[ks], 1.0f);
+          else
+            chain[rs] = *weights(n, rs, ks);
+        }
+      }
+      if constexpr (kReadsAhead) {
+        if (step + 1 < kValueSteps) read_values(v, n, step + 1);
+        sched_barrier();
+      } else {
+        if constexpr (is_rdna(kFamily)) load_barrier();  // registers do not suffice for two blocks
+        read_values(v, n, step);
       }
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        if constexpr (is_rdna(kFamily)) load_barrier();  // registers do not suffice for two blocks
-        TransposedVec16<E> vecs[kTransposedVec16s<E>];
+      for (int t = 0; t < kTransposedStrips<E>; ++t) {
+        if constexpr (kFamily != Family::cdna) load_barrier();
+        const StreamOperand<E> stream = transposed<E>(v.vecs[kReadsAhead ? step % 2 : 0], t);
 #pragma unroll
-        for (int c = 0; c < kTransposedVec16s<E>; ++c) {
-          const int row = ks * kStep<E> + transposed_vec16(kFamily, sizeof(E), 0, c).row;
-          vecs[c] = read_transposed<E>(values + from.at(row, b * kTransposedFeatures<E> * int(sizeof(E))));
-        }
-#pragma unroll
-        for (int t = 0; t < kTransposedStrips<E>; ++t) {
-          if constexpr (kFamily != Family::cdna) load_barrier();
-          const StreamOperand<E> stream = transposed<E>(vecs, t);
-#pragma unroll
-          for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, chain[rs]);
-        }
+        for (int rs = 0; rs < kRowStrips; ++rs) multiply(out[b][t][rs], stream, chain[rs]);
       }
     }
   }
