@@ -102,22 +102,22 @@ def mla(batch: int, length: int, heads: int) -> None:
 STEP_WORDS = 4096
 
 
-def model_step(batch: int, bits: int) -> None:
-    """A block of xLSTM-7B with its embedding, and a head of fewer words."""
+def model_step(batch: int, bits: int, blocks: int = 1, words: int = STEP_WORDS) -> None:
+    """Blocks of xLSTM-7B with its embedding, and a head of so many words."""
     from support.peer_models import small_model
     from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.quantize import quantize
 
     model = small_model(
-        dtype=torch.bfloat16, embedding_dim=WIDTH, num_heads=HEADS, num_blocks=1, vocab_size=STEP_WORDS,
+        dtype=torch.bfloat16, embedding_dim=WIDTH, num_heads=HEADS, num_blocks=blocks, vocab_size=words,
         ffn_proj_factor=FEED / WIDTH,
     )  # fmt: skip
     if bits:
         quantize(model, bits, progress=False)
     engine = model._new_engine()
     weights = [w.detach().to("cuda") for w in engine._parts.tensors]
-    states = [torch.randn(batch, HEADS, *d).to("cuda") for d in ((DQK, DHV), (DQK,), (1,))]
-    out = torch.empty(batch, STEP_WORDS).to("cuda")
+    states = [torch.randn(batch, HEADS, *d).to("cuda") for d in blocks * ((DQK, DHV), (DQK,), (1,))]
+    out = torch.empty(batch, words).to("cuda")
     x = torch.arange(batch).to("cuda")
     OPS.decode_step_(out, x, None, weights, engine._weight_index, states, HEADS, engine._norm_eps, 1e-6, 15.0, 30.0)
 
