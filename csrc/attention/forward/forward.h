@@ -36,7 +36,12 @@ struct Forward {
   static constexpr int kKeyStrips = kKeys / kStep<E>, kDepths = kDqk / kStep<E>, kFeatureStrips = kDv / kStep<E>;
   static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
   static constexpr int kWaveRows = kStrips * kStripColumns, n = kVec16Elements<E>;
-  static constexpr bool kOperandAhead = sizeof(StreamOperand<E>) <= 32;
+  // So many next operands are read from LDS while this one is multiplied: two where no other wave of the SIMD works
+  // while one waits (CDNA), none where an operand takes too many registers.
+  static constexpr int kOperandsAhead = sizeof(StreamOperand<E>) > 32                              ? 0
+                                        : kShape.plain_walk && !kHasScoreMod && kShape.blocks == 1 ? 2
+                                                                                                   : 1;
+  static constexpr int kStreams = kOperandsAhead + 1;
   // The next operand's reads are issued ahead of the products, if registers suffice.
   static constexpr bool kReadsFirst = !(kHasScoreMod && kDv > 128);
 
@@ -152,8 +157,9 @@ struct Forward {
 #pragma unroll
       for (int c = 0; c < kStrips; ++c) s[k][c].zero();
     const int lane = lane_of_tile();
-    StreamOperand<E> stream[2];  // of this step and, where registers suffice, of the next
-    if (kOperandAhead) stream[0] = key_operand(0, lane);
+    StreamOperand<E> stream[kStreams];  // of this step and of the next ones
+#pragma unroll
+    for (int step = 0; step < kOperandsAhead; ++step) stream[step] = key_operand(step, lane);
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
       if constexpr (kShape.q_in_lds)
@@ -163,12 +169,11 @@ struct Forward {
       for (int k = 0; k < kKeyStrips; ++k) {
         const int step = depth * kKeyStrips + k;
         sched_barrier();
-        if (!kOperandAhead) stream[step % 2] = key_operand(step, lane);
-        if (kOperandAhead && step + 1 < kDepths * kKeyStrips) stream[(step + 1) % 2] = key_operand(step + 1, lane);
+        if (const int next = step + kOperandsAhead; next < kKeySteps) stream[next % kStreams] = key_operand(next, lane);
         if constexpr (kReadsFirst) sched_barrier();
 #pragma unroll
         for (int c = 0; c < kStrips; ++c)
-          multiply<false, !kShape.q_in_lds>(s[k][c], stream[step % 2], q[kShape.q_in_lds ? 0 : depth][c]);
+          multiply<false, !kShape.q_in_lds>(s[k][c], stream[step % kStreams], q[kShape.q_in_lds ? 0 : depth][c]);
         between(step);
       }
     }
@@ -232,8 +237,9 @@ struct Forward {
   template <class Between = Nothing>
   XLSTM_DEVICE void multiply_values(Scores& s, Between&& between = {}) {
     const int lane = lane_of_tile();
-    StreamOperand<E> stream[2];
-    if (kOperandAhead) stream[0] = value_operand(0, lane);
+    StreamOperand<E> stream[kStreams];
+#pragma unroll
+    for (int step = 0; step < kOperandsAhead; ++step) stream[step] = value_operand(step, lane);
 #pragma unroll
     for (int k = 0; k < kKeyStrips; ++k) {
       ChainOperand<E> weights[kStrips];
@@ -243,12 +249,11 @@ struct Forward {
       for (int v = 0; v < kFeatureStrips; ++v) {
         const int step = k * kFeatureStrips + v;
         sched_barrier();
-        if (!kOperandAhead) stream[step % 2] = value_operand(step, lane);
-        if (kOperandAhead && step + 1 < kKeyStrips * kFeatureStrips)
-          stream[(step + 1) % 2] = value_operand(step + 1, lane);
+        if (const int next = step + kOperandsAhead; next < kValueSteps)
+          stream[next % kStreams] = value_operand(next, lane);
         if constexpr (kReadsFirst) sched_barrier();
 #pragma unroll
-        for (int c = 0; c < kStrips; ++c) multiply<false, true>(out[v][c], stream[step % 2], weights[c]);
+        for (int c = 0; c < kStrips; ++c) multiply<false, true>(out[v][c], stream[step % kStreams], weights[c]);
         between(step);
       }
     }
@@ -335,9 +340,10 @@ struct Forward {
       spread<Plain::kVectorsK, kKeySteps>(step, [&](int j) { plain.fetch_key(j); });
       if (step == kKeySteps * 3 / 4 - 1) plain.store_values(tile_v());
     };
+    bool is_last = false;
     const auto between_values = [&](int step) {
       spread<Plain::kVectorsV, kValueSteps>(step, [&](int j) { plain.fetch_value(j); });
-      if (step == kValueSteps * 3 / 4 - 1) store_keys();
+      if (step == kValueSteps * 3 / 4 - 1 && !is_last) store_keys();
     };
 #pragma unroll
     for (int j = 0; j < Plain::kVectorsK; ++j) plain.fetch_key(j);
@@ -348,8 +354,10 @@ struct Forward {
 #pragma unroll 1
     for (int tile = from; tile < to; ++tile) {
       const int first = tile * kKeys;
-      const bool wave_sees = visible.any(first, kKeys);
-      if (tile + 1 < to) plain.advance();  // the last tile is loaded twice: a condition would wait for the loads
+      // Where O lies in accumulation registers, no path goes around its products: the compiler would move it to others.
+      const bool wave_sees = kShape.blocks == 1 || visible.any(first, kKeys);
+      is_last = tile + 1 == to;
+      if (!is_last) plain.advance();  // the last tile is loaded twice: a condition would wait for the loads
       Scores s;
       set_wave_priority<1>();  // products first: the SIMD's other wave computes weights meanwhile
       if (wave_sees)

@@ -42,7 +42,7 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
     s.strips = !half && head.dqk > 128 ? 1 : 2;
     s.keys = half && head.dqk <= 128 ? 64 : 32;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
-    s.plain_walk = half && !wide;
+    s.plain_walk = half;
   } else if (is_rdna(f)) {
     // 16 rows per wave: operands take 8 of 256 registers. Float operands take 24, which leaves registers for one strip
     // of scores in addition to 256 features of O.
