@@ -23,7 +23,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -50,6 +50,8 @@ CONSTANTS = [
     *((f"isa_version_{arch[3:]}", "ISA_version", "i32",
        1000 * int(arch[3:-2]) + 100 * int(arch[-2], 16) + int(arch[-1], 16)) for arch in ARCHS),
 ]  # fmt: skip
+OTHER_ELEMENTS = {"Float16", "float", "Float16Weights", "ByteWeights", "NibbleWeights"}
+ASSEMBLY, OBJECT = 0, 1  # LLVMCodeGenFileType
 # Clang 22's text has words that ROCm's LLVM does not know: an attribute of declarations, which LLVM derives again, and
 # the chip's features by name, which follow from the chip.
 FOREIGN = re.compile(r' nocreateundeforpoison| "target-features"="[^"]*"')
@@ -115,6 +117,11 @@ def sources() -> dict[Path, list[str]]:
     return found
 
 
+def is_for_bfloat16(source: Path) -> bool:
+    """Of sources that there are for several types of elements the one for bfloat16; every other source."""
+    return source.stem.rpartition("_")[2] not in OTHER_ELEMENTS
+
+
 def text_of(source: Path, arch: str, flags: Iterable[str] = ("-std=c++20", "-O3")) -> str:
     """LLVM's text of a HIP file for a chip, before any optimisation; clang's warnings are errors."""
     root = PARTS
@@ -132,7 +139,7 @@ def text_of(source: Path, arch: str, flags: Iterable[str] = ("-std=c++20", "-O3"
 def llvm() -> ctypes.CDLL:
     """ROCm's LLVM, ready to compile for AMD GPUs."""
     library = ctypes.CDLL(str(PARTS / "rocm/llvm/librocmllvm.so"))
-    for name in ("TargetInfo", "Target", "TargetMC", "AsmPrinter"):
+    for name in ("TargetInfo", "Target", "TargetMC", "AsmPrinter", "AsmParser"):
         library[f"LLVMInitializeAMDGPU{name}"]()
     # As clang asks for code objects that nothing is linked to.
     words = (ctypes.c_char_p * 2)(b"rocm_llvm", b"-amdgpu-internalize-symbols")
@@ -140,14 +147,15 @@ def llvm() -> ctypes.CDLL:
     for name in ("ContextCreate", "CreateTargetMachine", "CreatePassBuilderOptions", "RunPasses", "GetBufferStart"):
         getattr(library, f"LLVM{name}").restype = ctypes.c_void_p
     library.LLVMCreateMemoryBufferWithMemoryRangeCopy.restype = ctypes.c_void_p
+    library.LLVMGetBufferSize.restype = ctypes.c_size_t
     library.LLVMGetErrorMessage.restype = ctypes.c_char_p
     return library
 
 
-def assembly_of(text: str, arch: str) -> str:
-    """Compiles LLVM's text with ROCm's LLVM, at -O3 with clang's choice of passes."""
+def compiled(text: str, arch: str, file_type: int) -> bytes:
+    """LLVM's text as ROCm's LLVM compiles it, at -O3 with clang's choice of passes: ASSEMBLY or OBJECT."""
     library, pointer = llvm(), ctypes.c_void_p
-    target, module, assembly, error = pointer(), pointer(), pointer(), ctypes.c_char_p()
+    target, module, result, error = pointer(), pointer(), pointer(), ctypes.c_char_p()
 
     def check(failed: object) -> None:
         if failed:
@@ -167,16 +175,19 @@ def assembly_of(text: str, arch: str) -> str:
     failed = library.LLVMRunPasses(module, b"default<O3>", machine, options)
     if failed:
         raise RuntimeError(f"ROCm's LLVM, {arch}: {library.LLVMGetErrorMessage(pointer(failed)).decode()}")
-    as_text = 0
     emit = library.LLVMTargetMachineEmitToMemoryBuffer
-    check(emit(machine, module, as_text, ctypes.byref(error), ctypes.byref(assembly)))
-    assembly_text = ctypes.string_at(library.LLVMGetBufferStart(assembly)).decode()
-    library.LLVMDisposeMemoryBuffer(assembly)
+    check(emit(machine, module, file_type, ctypes.byref(error), ctypes.byref(result)))
+    content = ctypes.string_at(library.LLVMGetBufferStart(result), library.LLVMGetBufferSize(result))
+    library.LLVMDisposeMemoryBuffer(result)
     library.LLVMDisposePassBuilderOptions(options)
     library.LLVMDisposeModule(module)
     library.LLVMDisposeTargetMachine(machine)
     library.LLVMContextDispose(context)
-    return assembly_text
+    return content
+
+
+def assembly_of(text: str, arch: str) -> str:
+    return compiled(text, arch, ASSEMBLY).decode()
 
 
 def kernels_of(assembly: str, arch: str) -> list[Kernel]:
@@ -195,20 +206,43 @@ def kernels_of(assembly: str, arch: str) -> list[Kernel]:
     return [Kernel(short_name(name), arch, x, names[x["name"]]) for x, name in zip(notes, demangled, strict=True)]
 
 
-def kernels_in(source: Path, arch: str, flags: list[str]) -> list[Kernel]:
-    """Of a source of the build. What LLVM made of a text is kept: it takes ten times as long as the text."""
+def made_once(source: Path, arch: str, flags: list[str], suffix: str, make: Callable[[str, Path], None]) -> Path:
+    """What LLVM makes of a source of the build, kept: it takes ten times as long as the source's text."""
     text = text_of(source, arch, flags)
-    how = inspect.getsource(assembly_of) + inspect.getsource(llvm.__wrapped__)
+    how = inspect.getsource(compiled) + inspect.getsource(llvm.__wrapped__)
     key = hashlib.sha256("\0".join((arch, how, text)).encode()).hexdigest()[:24]
-    cached = PARTS / "assembly" / f"{source.stem}.{arch}.{key}.s"
+    cached = PARTS / "assembly" / f"{source.stem}.{arch}.{key}{suffix}"
     if not cached.exists():
         cached.parent.mkdir(exist_ok=True)
-        for older in cached.parent.glob(f"{source.stem}.{arch}.*.s"):
+        for older in cached.parent.glob(f"{source.stem}.{arch}.*{suffix}"):
             older.unlink()
         unfinished = cached.with_suffix(".unfinished")
-        unfinished.write_text(assembly_of(text, arch))
+        make(text, unfinished)
         unfinished.rename(cached)
-    return kernels_of(cached.read_text(), arch)
+    return cached
+
+
+def kernels_in(source: Path, arch: str, flags: list[str]) -> list[Kernel]:
+    def write(text: str, file: Path) -> None:
+        file.write_text(assembly_of(text, arch))
+
+    return kernels_of(made_once(source, arch, flags, ".s", write).read_text(), arch)
+
+
+def code_object_of(source: Path, arch: str, flags: list[str]) -> Path:
+    """What HIP loads."""
+
+    def write(text: str, file: Path) -> None:
+        link(compiled(text, arch, OBJECT), file)
+
+    return made_once(source, arch, flags, ".co", write)
+
+
+def link(object_file: bytes, code_object: Path) -> None:
+    unlinked = code_object.with_suffix(".o")
+    unlinked.write_bytes(object_file)
+    run(Compiler.of_build().tool("ld.lld"), "-shared", unlinked, "-o", code_object)
+    unlinked.unlink()
 
 
 def compile_kernels(expected: Iterable[tuple[Path, str]]) -> list[Kernel]:

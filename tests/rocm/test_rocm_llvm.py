@@ -17,7 +17,7 @@ from code_objects import Kernel, NoCompiler
 from kernel_notes import WITHOUT_MATRICES
 from kernel_shapes import shape_of
 from occupancy import waves_and_blocks
-from rocm_llvm import ARCHS
+from rocm_llvm import ARCHS, is_for_bfloat16
 
 pytestmark = pytest.mark.amd
 OUTPUTS = rocm_llvm.ROOT / "test_outputs"
@@ -25,7 +25,6 @@ OUTPUTS = rocm_llvm.ROOT / "test_outputs"
 # The sources that are compiled by default: of sources that there are for several types of elements the one for
 # bfloat16, and of these, for the chips that tests/amd compiles for, the sources that take seconds. With all rows,
 # everything. LLVM needs more than a minute for the walk: by default gfx950 alone has it, and gfx1201 only clang's part.
-OTHER_ELEMENTS = {"Float16", "float", "Float16Weights", "ByteWeights", "NibbleWeights"}
 WALK = "chunk_walk_BFloat16"
 IN_WALK = {"chunk_walk", "chunk_walk_wide", "dot_last_states", "scan_segment_states"}  # templates of that source
 DECODING = ("decode_kernels_", "mla_kernels_", "gemm_mma_")
@@ -38,7 +37,7 @@ USUAL = {
 
 
 def is_usual(source: Path, arch: str) -> bool:
-    return arch in USUAL and source.stem.rpartition("_")[2] not in OTHER_ELEMENTS and USUAL[arch](source.stem)
+    return arch in USUAL and is_for_bfloat16(source) and USUAL[arch](source.stem)
 
 
 @pytest.fixture(scope="session")
