@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "chip.h"
 #include "instruction.h"
 
 namespace gfx942 {
@@ -37,11 +38,12 @@ struct Code {
 
 class CodeObject {
  public:
-  // Throws Fault where it is no code object of gfx942, or asks for what is not implemented.
+  // Throws Fault where it is no code object of a chip that is known, or asks for what is not implemented.
   explicit CodeObject(std::span<const uint8_t> elf);
   ~CodeObject();
   CodeObject(const CodeObject&) = delete;
 
+  const Chip& chip() const { return *chip_; }
   const Code& kernel(const std::string& name);  // decoded when first asked for
   std::vector<std::string> names() const;
   // A variable of the device, or null.
@@ -59,6 +61,7 @@ class CodeObject {
   struct Symbol {
     uint64_t address, bytes;
   };
+  const Chip* chip_;
   uint8_t* image_ = nullptr;
   size_t image_bytes_ = 0;
   const uint8_t* code_end_ = nullptr;
@@ -68,9 +71,9 @@ class CodeObject {
   std::mutex decoding_;
 };
 
-// The instructions of [begin, end), whose addresses are the real ones.
-std::vector<Instruction> disassemble(const uint8_t* begin, const uint8_t* end);
+// The chip's instructions in [begin, end), whose addresses are the real ones.
+std::vector<Instruction> disassemble(const Chip& chip, const uint8_t* begin, const uint8_t* end);
 // One of them, from its text.
-Instruction parse(const std::string& text);
+Instruction parse(const Chip& chip, const std::string& text);
 
 }  // namespace gfx942

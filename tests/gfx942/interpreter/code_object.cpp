@@ -17,7 +17,7 @@
 namespace gfx942 {
 namespace {
 
-constexpr uint32_t kMachineAmdgpu = 224, kFlagsMach = 0xff, kMachGfx942 = 0x4c;
+constexpr uint32_t kMachineAmdgpu = 224, kFlagsMach = 0xff;
 constexpr uint32_t kNoteMetadata = 32;
 constexpr uint32_t kRelative64 = 13, kAbs64 = 3;  // R_AMDGPU_*
 
@@ -33,8 +33,10 @@ CodeObject::CodeObject(std::span<const uint8_t> elf) {
   const auto& head = at<Elf64_Ehdr>(elf, 0);
   if (std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 || head.e_machine != kMachineAmdgpu)
     throw Fault("code object: expected an ELF file for AMD GPUs");
-  if ((head.e_flags & kFlagsMach) != kMachGfx942)
-    throw Fault("code object: expected one for gfx942, got machine flags " + std::to_string(head.e_flags & kFlagsMach));
+  chip_ = chip_of_machine(head.e_flags & kFlagsMach);
+  if (!chip_)
+    throw Fault(std::string("code object: expected one for ") + chip_names() + ", got machine flags " +
+                std::to_string(head.e_flags & kFlagsMach));
   load(elf);
 }
 
@@ -231,7 +233,7 @@ void CodeObject::decode(Code& code) {
   const uint8_t* end = text->second.bytes ? begin + text->second.bytes : code_end_;
   // Where arguments are preloaded a kernel begins behind 256 bytes, which load them for firmware that does not.
   if (code.properties >> 16) begin += 256;
-  code.instructions = disassemble(begin, end);
+  code.instructions = disassemble(*chip_, begin, end);
 }
 
 }  // namespace gfx942

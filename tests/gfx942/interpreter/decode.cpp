@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From LLVM's text of an instruction to its operands and modifiers. The C interface of libLLVM is declared here, so
-// that its headers need not be installed.
+// From LLVM's text of an instruction to its operands and modifiers.
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -8,19 +7,9 @@
 #include <string_view>
 
 #include "code.h"
+#include "decoder.h"
 #include "fault.h"
 #include "operations.h"
-
-extern "C" {
-void LLVMInitializeAMDGPUTargetInfo(void);
-void LLVMInitializeAMDGPUTarget(void);
-void LLVMInitializeAMDGPUTargetMC(void);
-void LLVMInitializeAMDGPUDisassembler(void);
-void* LLVMCreateDisasmCPU(const char* triple, const char* cpu, void* info, int tag, void* info_lookup,
-                          void* symbol_lookup);
-size_t LLVMDisasmInstruction(void* disassembler, uint8_t* bytes, uint64_t size, uint64_t pc, char* text, size_t buffer);
-void LLVMDisasmDispose(void* disassembler);
-}
 
 namespace gfx942 {
 namespace {
@@ -260,6 +249,10 @@ void modifier(string_view s, Modifiers& m, string_view text) {
   const string_view name = s.substr(0, colon), value = colon == string_view::npos ? "" : s.substr(colon + 1);
   if (name == "glc")
     m.glc = true;
+  else if (name == "slc")
+    m.slc = true;
+  else if (name == "scc")
+    m.scc = true;
   else if (name == "sc0")
     m.sc0 = true;
   else if (name == "sc1")
@@ -296,6 +289,8 @@ void modifier(string_view s, Modifiers& m, string_view text) {
     m.abid = uint8_t(number(value, text));
   else if (name == "blgp")
     m.blgp = uint8_t(number(value, text));
+  else if (name == "bitop3")
+    m.bit_table = uint8_t(number(value, text));
   else if (name == "offset")
     m.offset = value.starts_with("swizzle(") ? swizzle(value, text) : int32_t(number(value, text));
   else if (name == "offset0")
@@ -372,7 +367,7 @@ constexpr Operation kNotImplemented = {&not_implemented, Unit::scalar, 4, 1, {}}
 
 }  // namespace
 
-Instruction parse(const std::string& text) {
+Instruction parse(const Chip& chip, const std::string& text) {
   Instruction i;
   i.text = std::string(trimmed(text));
   const string_view whole = i.text;
@@ -385,7 +380,7 @@ Instruction parse(const std::string& text) {
       break;
     }
   i.mnemonic = name;
-  const Operation* known = find_operation(name);
+  const Operation* known = find_operation(chip, name);
   i.operation = known ? known : &kNotImplemented;
   i.run = i.operation->run;
   string_view rest = space == string_view::npos ? "" : trimmed(whole.substr(space));
@@ -419,28 +414,19 @@ Instruction parse(const std::string& text) {
   return i;
 }
 
-std::vector<Instruction> disassemble(const uint8_t* begin, const uint8_t* end) {
-  static const bool ready = [] {
-    LLVMInitializeAMDGPUTargetInfo();
-    LLVMInitializeAMDGPUTarget();
-    LLVMInitializeAMDGPUTargetMC();
-    LLVMInitializeAMDGPUDisassembler();
-    return true;
-  }();
-  (void)ready;
-  void* disassembler = LLVMCreateDisasmCPU("amdgcn-amd-amdhsa", "gfx942", nullptr, 0, nullptr, nullptr);
-  if (!disassembler) throw Fault("decode: this LLVM has no disassembler for gfx942");
+std::vector<Instruction> disassemble(const Chip& chip, const uint8_t* begin, const uint8_t* end) {
+  const Decoder decoder(chip);
   std::vector<Instruction> all;
   std::vector<uint32_t> index_at((end - begin) / 4 + 1, ~0u);
+  std::string text;
   for (const uint8_t* at = begin; at < end;) {
-    char text[512];
-    const size_t bytes = LLVMDisasmInstruction(disassembler, const_cast<uint8_t*>(at), uint64_t(end - at),
-                                               reinterpret_cast<uint64_t>(at), text, sizeof text);
+    const size_t bytes = decoder.read(at, end, text);
     if (!bytes) {
-      LLVMDisasmDispose(disassembler);
-      throw Fault("decode: LLVM knows no instruction at offset " + std::to_string(at - begin));
+      const std::string other = known_to_another(chip, at, end);
+      throw Fault("decode: " + std::string(chip.name) + " has no such instruction at offset " +
+                  std::to_string(at - begin) + (other.empty() ? "" : ": " + other));
     }
-    Instruction i = parse(text);
+    Instruction i = parse(chip, text);
     i.address = reinterpret_cast<uint64_t>(at);
     i.bytes = uint32_t(bytes);
     i.index = uint32_t(all.size());
@@ -449,7 +435,6 @@ std::vector<Instruction> disassemble(const uint8_t* begin, const uint8_t* end) {
     all.push_back(std::move(i));
     at += bytes;
   }
-  LLVMDisasmDispose(disassembler);
   for (Instruction& i : all) {
     if (i.operation->unit != Unit::branch || i.operands == 0 || i.operand[0].kind != Operand::Kind::constant) continue;
     const int64_t target =

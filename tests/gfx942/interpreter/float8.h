@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Floats of a byte: the FNUZ formats of gfx942. No infinities, no negative zero, whose bits are the only NaN.
+// Floats of a byte. gfx942 has the FNUZ formats: no infinities, no negative zero, whose bits are the only NaN. gfx950
+// has OCP's: e4m3 without infinities, whose NaN is all ones, and e5m2, which is the upper half of a 16-bit float.
 #pragma once
 
 #include "half.h"
@@ -20,6 +21,12 @@ template <int exponent_bits>
 float widen8(uint32_t x) {
   return x == kNan8 ? std::bit_cast<float>(kQuietNan)
                     : moved_up<exponent_bits, 7 - exponent_bits, 1 << (exponent_bits - 1)>(x);
+}
+
+template <int exponent_bits>
+float widen_ocp8(uint32_t x) {
+  if constexpr (exponent_bits == 5) return widen(Half{uint16_t(x << 8)});
+  return (x & 0x7f) == 0x7f ? std::bit_cast<float>(kQuietNan) : moved_up<4, 3, 7>(x);
 }
 
 // To nearest even. What rounds to more than the largest number is NaN, which MODE.fp16_ovfl would change.

@@ -78,8 +78,12 @@ struct Modifiers {
   uint8_t dpp_amount = 0, quad[4] = {0, 1, 2, 3}, row_mask = 15, bank_mask = 15;
   bool bound_ctrl = false;
   uint8_t cbsz = 0, abid = 0, blgp = 0;
+  uint8_t bit_table = 0;                         // of v_bitop3
   int32_t offset = 0, offset0 = 0, offset1 = 0;  // `offset:swizzle(...)` is encoded as the hardware has it
-  bool glc = false, sc0 = false, sc1 = false, nt = false, gds = false, lds = false, offen = false, idxen = false;
+  bool glc = false, slc = false,
+       scc = false;                           // of caches, by the names of gfx90a; glc: an atomic returns its old value
+  bool sc0 = false, nt = false, sc1 = false;  // the same bits, by those of gfx942
+  bool gds = false, lds = false, offen = false, idxen = false;
   int16_t vmcnt = -1, lgkmcnt = -1, expcnt = -1;  // of s_waitcnt; -1: not waited for
 };
 

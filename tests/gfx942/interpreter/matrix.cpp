@@ -3,8 +3,8 @@
 //
 // What is exact here and what is not: products are exact, and are added in the order of k with one rounding each, as
 // fma does. The order in which the hardware adds within an instruction, and how many bits it keeps between, is not
-// published; a result may differ from the hardware's by a few roundings. Denormals are kept, and MODE does not matter.
-#include <list>
+// published; a result may differ from the hardware's by a few roundings. MODE does not matter. Denormals are kept, but
+// by gfx90a's products of 16-bit floats, which take them for 0 and leave 0 for them, as AMD says of the MI200.
 #include <string>
 
 #include "float8.h"
@@ -20,6 +20,7 @@ template <class V, int bits_>
 struct Element {
   using Value = V;
   static constexpr int bits = bits_;
+  static constexpr bool kFlushes = false;
 };
 struct F16 : Element<float, 16> {
   static float value(uint32_t x) {
@@ -29,6 +30,15 @@ struct F16 : Element<float, 16> {
 };
 struct Bf16 : Element<float, 16> {
   static float value(uint32_t x) { return std::bit_cast<float>(x << 16); }
+};
+// Where denormals are 0, those of C and D too.
+struct F16WithoutDenormals : F16 {
+  static constexpr bool kFlushes = true;
+  static float value(uint32_t x) { return F16::value(x & 0x7c00 ? x : x & 0x8000); }
+};
+struct Bf16WithoutDenormals : Bf16 {
+  static constexpr bool kFlushes = true;
+  static float value(uint32_t x) { return Bf16::value(x & 0x7f80 ? x : x & 0x8000); }
 };
 struct F32 : Element<float, 32> {
   static float value(uint32_t x) { return std::bit_cast<float>(x); }
@@ -46,6 +56,10 @@ struct F8 : Element<float, 8> {
 };
 using Fp8 = F8<4>;
 using Bf8 = F8<5>;
+template <int exponent_bits>
+struct Ocp8 : Element<float, 8> {
+  static float value(uint32_t x) { return widen_ocp8<exponent_bits>(x); }
+};
 struct I8 : Element<int32_t, 8> {
   static int32_t value(uint32_t x) { return int8_t(uint8_t(x)); }
 };
@@ -176,6 +190,11 @@ struct Output {
       }
     });
   }
+  void flush() {
+    for (auto& block : at)
+      for (auto& row : block)
+        for (T& x : row) x = flushed(x);
+  }
   // A row's lanes lie side by side.
   template <class F>
   void for_each_row(F f) {
@@ -232,10 +251,12 @@ void matrix(Wave& w, const Instruction& i) {
         for (auto& row : block)
           for (T& x : row) x = negated(x);
   }
+  if constexpr (A::kFlushes) c.flush();
   const auto a_block = [&](int block) { return kBroadcasts ? (block >> m.cbsz << m.cbsz) + m.abid : block; };
   for (int block = 0; block < s.blocks; ++block)
     for (int row = 0; row < s.side; row += 4)
       add_rows<T, s>(&c.at[block][row], a.begin(row, a_block(block)), b.begin(0, block));
+  if constexpr (A::kFlushes) c.flush();
   if constexpr (std::is_floating_point_v<T>)  // the host's NaN has another sign
     for (auto& block : c.at)
       for (auto& row : block)
@@ -253,53 +274,104 @@ void matrix(Wave& w, const Instruction& i) {
   c.store(w, i, i.destination(), known);
 }
 
-// `cycles` are four for each of the passes that LLVM's scheduling model has for gfx942.
+// `cycles` are four for each of the passes that LLVM's scheduling model has for the chip.
 template <class A, class B, class T, MatrixShape s, Moves moves = Moves::none>
 Operation mfma(int cycles) {
   const Type in = A::bits == 64 ? Type::f64 : Type::b32;
   return {&matrix<A, B, T, s, moves>, Unit::matrix, uint8_t(cycles), 1, {kType<T>, in, in, kType<T>}};
 }
 
+// Elements of one type into sums of another, in shapes whose k is that of the operands' registers.
+template <class E, class T, MatrixShape s>
+void add_cdna2(Table& t, const std::string& type) {
+  constexpr Moves kMoves = s.blocks > 1 ? Moves::both : Moves::lanes_of_b;
+  const std::string sum = std::is_same_v<T, float> ? "f32_" : "i32_", side = std::to_string(s.side) + "x";
+  t[kept("v_mfma_" + sum + side + side + std::to_string(s.k) + type)] = mfma<E, E, T, s, kMoves>(s.side == 32   ? 64
+                                                                                                 : s.side == 16 ? 32
+                                                                                                                : 8);
+}
+template <class E, class T, int k>  // of one block of 32 by 32
+void add_cdna2_shapes(Table& t, const std::string& type) {
+  constexpr int kOfBlocks = k / 2;
+  add_cdna2<E, T, MatrixShape{32, k, 1}>(t, type), add_cdna2<E, T, MatrixShape{16, 2 * k, 1}>(t, type);
+  add_cdna2<E, T, MatrixShape{32, kOfBlocks, 2}>(t, type), add_cdna2<E, T, MatrixShape{16, kOfBlocks, 4}>(t, type);
+  add_cdna2<E, T, MatrixShape{4, kOfBlocks, 16}>(t, type);
+}
+
+// gfx90a: names without blocks, and B's lanes may change places in all of them.
+void add_cdna2(Table& t) {
+  add_cdna2_shapes<F32, float, 2>(t, "f32");
+  add_cdna2_shapes<F16WithoutDenormals, float, 8>(t, "f16");
+  add_cdna2_shapes<Bf16WithoutDenormals, float, 4>(t, "bf16");
+  add_cdna2_shapes<Bf16WithoutDenormals, float, 8>(t, "bf16_1k");
+  add_cdna2_shapes<I8, int32_t, 8>(t, "i8");
+  t["v_mfma_f64_16x16x4f64"] = mfma<F64, F64, double, MatrixShape{16, 4, 1}>(32);
+  t["v_mfma_f64_4x4x4f64"] = mfma<F64, F64, double, MatrixShape{4, 4, 4}>(16);
+}
+
 template <class E>
-void add_halves(Table& t, const std::string& type, std::string_view (*keep)(std::string)) {
-  t[keep("v_mfma_f32_16x16x16_" + type)] = mfma<E, E, float, MatrixShape{16, 16, 1}>(16);
-  t[keep("v_mfma_f32_32x32x8_" + type)] = mfma<E, E, float, MatrixShape{32, 8, 1}>(32);
-  t[keep("v_mfma_f32_4x4x4_16b_" + type)] = mfma<E, E, float, MatrixShape{4, 4, 16}, Moves::both>(8);
-  t[keep("v_mfma_f32_16x16x4_4b_" + type)] = mfma<E, E, float, MatrixShape{16, 4, 4}, Moves::both>(32);
-  t[keep("v_mfma_f32_32x32x4_2b_" + type)] = mfma<E, E, float, MatrixShape{32, 4, 2}, Moves::both>(64);
+void add_halves(Table& t, const std::string& type) {
+  t[kept("v_mfma_f32_16x16x16_" + type)] = mfma<E, E, float, MatrixShape{16, 16, 1}>(16);
+  t[kept("v_mfma_f32_32x32x8_" + type)] = mfma<E, E, float, MatrixShape{32, 8, 1}>(32);
+  t[kept("v_mfma_f32_4x4x4_16b_" + type)] = mfma<E, E, float, MatrixShape{4, 4, 16}, Moves::both>(8);
+  t[kept("v_mfma_f32_16x16x4_4b_" + type)] = mfma<E, E, float, MatrixShape{16, 4, 4}, Moves::both>(32);
+  t[kept("v_mfma_f32_32x32x4_2b_" + type)] = mfma<E, E, float, MatrixShape{32, 4, 2}, Moves::both>(64);
 }
 template <class A, class B>
-void add_bytes(Table& t, const std::string& types, std::string_view (*keep)(std::string)) {
-  t[keep("v_mfma_f32_16x16x32_" + types)] = mfma<A, B, float, MatrixShape{16, 32, 1}>(16);
-  t[keep("v_mfma_f32_32x32x16_" + types)] = mfma<A, B, float, MatrixShape{32, 16, 1}>(32);
+void add_bytes(Table& t, const std::string& types) {
+  t[kept("v_mfma_f32_16x16x32_" + types)] = mfma<A, B, float, MatrixShape{16, 32, 1}>(16);
+  t[kept("v_mfma_f32_32x32x16_" + types)] = mfma<A, B, float, MatrixShape{32, 16, 1}>(32);
 }
 
-}  // namespace
+template <class Fp8, class Bf8>
+void add_all_bytes(Table& t) {
+  add_bytes<Fp8, Fp8>(t, "fp8_fp8"), add_bytes<Fp8, Bf8>(t, "fp8_bf8");
+  add_bytes<Bf8, Fp8>(t, "bf8_fp8"), add_bytes<Bf8, Bf8>(t, "bf8_bf8");
+}
 
-void add_matrix(Table& t) {
-  // The table's names must outlive it.
-  const auto keep = [](std::string name) -> std::string_view {
-    static std::list<std::string> names;
-    return names.emplace_back(std::move(name));
-  };
-  add_halves<F16>(t, "f16", keep);
-  add_halves<Bf16>(t, "bf16", keep);
-  add_bytes<Fp8, Fp8>(t, "fp8_fp8", keep), add_bytes<Fp8, Bf8>(t, "fp8_bf8", keep);
-  add_bytes<Bf8, Fp8>(t, "bf8_fp8", keep), add_bytes<Bf8, Bf8>(t, "bf8_bf8", keep);
+// What gfx942 and gfx950 share.
+void add_shared(Table& t) {
+  add_halves<F16>(t, "f16");
+  add_halves<Bf16>(t, "bf16");
   t["v_mfma_f32_16x16x4_f32"] = mfma<F32, F32, float, MatrixShape{16, 4, 1}, Moves::lanes_of_b>(32);
   t["v_mfma_f32_32x32x2_f32"] = mfma<F32, F32, float, MatrixShape{32, 2, 1}, Moves::lanes_of_b>(64);
   t["v_mfma_f32_4x4x1_16b_f32"] = mfma<F32, F32, float, MatrixShape{4, 1, 16}, Moves::both>(8);
   t["v_mfma_f32_16x16x1_4b_f32"] = mfma<F32, F32, float, MatrixShape{16, 1, 4}, Moves::both>(32);
   t["v_mfma_f32_32x32x1_2b_f32"] = mfma<F32, F32, float, MatrixShape{32, 1, 2}, Moves::both>(64);
-  t["v_mfma_f32_16x16x8_xf32"] = mfma<Xf32, Xf32, float, MatrixShape{16, 8, 1}>(16);
-  t["v_mfma_f32_32x32x4_xf32"] = mfma<Xf32, Xf32, float, MatrixShape{32, 4, 1}>(32);
   t["v_mfma_i32_16x16x32_i8"] = mfma<I8, I8, int32_t, MatrixShape{16, 32, 1}>(16);
   t["v_mfma_i32_32x32x16_i8"] = mfma<I8, I8, int32_t, MatrixShape{32, 16, 1}>(32);
   t["v_mfma_i32_4x4x4_16b_i8"] = mfma<I8, I8, int32_t, MatrixShape{4, 4, 16}, Moves::both>(8);
   t["v_mfma_i32_16x16x4_4b_i8"] = mfma<I8, I8, int32_t, MatrixShape{16, 4, 4}, Moves::both>(32);
   t["v_mfma_i32_32x32x4_2b_i8"] = mfma<I8, I8, int32_t, MatrixShape{32, 4, 2}, Moves::both>(64);
-  t["v_mfma_f64_16x16x4_f64"] = mfma<F64, F64, double, MatrixShape{16, 4, 1}>(32);
   t["v_mfma_f64_4x4x4_4b_f64"] = mfma<F64, F64, double, MatrixShape{4, 4, 4}>(16);
+}
+
+void add_cdna3(Table& t) {
+  add_shared(t);
+  add_all_bytes<Fp8, Bf8>(t);
+  t["v_mfma_f32_16x16x8_xf32"] = mfma<Xf32, Xf32, float, MatrixShape{16, 8, 1}>(16);
+  t["v_mfma_f32_32x32x4_xf32"] = mfma<Xf32, Xf32, float, MatrixShape{32, 4, 1}>(32);
+  t["v_mfma_f64_16x16x4_f64"] = mfma<F64, F64, double, MatrixShape{16, 4, 1}>(32);
+}
+
+void add_cdna4_shapes(Table& t) {
+  add_shared(t);
+  add_all_bytes<Ocp8<4>, Ocp8<5>>(t);
+  t["v_mfma_f32_16x16x32_f16"] = mfma<F16, F16, float, MatrixShape{16, 32, 1}>(16);
+  t["v_mfma_f32_32x32x16_f16"] = mfma<F16, F16, float, MatrixShape{32, 16, 1}>(32);
+  t["v_mfma_f32_16x16x32_bf16"] = mfma<Bf16, Bf16, float, MatrixShape{16, 32, 1}>(16);
+  t["v_mfma_f32_32x32x16_bf16"] = mfma<Bf16, Bf16, float, MatrixShape{32, 16, 1}>(32);
+  t["v_mfma_i32_16x16x64_i8"] = mfma<I8, I8, int32_t, MatrixShape{16, 64, 1}>(16);
+  t["v_mfma_i32_32x32x32_i8"] = mfma<I8, I8, int32_t, MatrixShape{32, 32, 1}>(32);
+  t["v_mfma_f64_16x16x4_f64"] = mfma<F64, F64, double, MatrixShape{16, 4, 1}>(64);
+}
+
+}  // namespace
+
+void add_matrix(Table& t, Isa isa) {
+  if (isa == Isa::cdna2) add_cdna2(t);
+  if (isa == Isa::cdna3) add_cdna3(t);
+  if (isa == Isa::cdna4) add_cdna4_shapes(t);
 }
 
 }  // namespace gfx942

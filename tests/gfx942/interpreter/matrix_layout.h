@@ -38,7 +38,7 @@ constexpr MatrixPlace output_place(MatrixShape s, bool is_double, int i, int j, 
 // Each lane and element is taken once.
 constexpr bool covers(MatrixShape s, bool is_double) {
   const int inputs = s.depth(), outputs = s.side * s.side * s.blocks / 64;
-  bool in[64 * 8] = {}, out[64 * 32] = {};
+  bool in[64 * 16] = {}, out[64 * 32] = {};
   for (int b = 0; b < s.blocks; ++b)
     for (int i = 0; i < s.side; ++i) {
       for (int k = 0; k < s.k; ++k) {

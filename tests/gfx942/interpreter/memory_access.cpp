@@ -4,14 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <list>
 
 namespace gfx942 {
-
-std::string_view kept(std::string name) {
-  static std::list<std::string> names;
-  return names.emplace_back(std::move(name));
-}
 
 // ---- where lanes go
 
@@ -324,7 +318,8 @@ void add_memory(Table& t) {
   t["s_store_dwordx2"] = {&scalar_store<2>, Unit::scalar_memory, 4, 0, {}};
   t["s_store_dwordx4"] = {&scalar_store<4>, Unit::scalar_memory, 4, 0, {}};
   t["s_atomic_inc"] = {&scalar_increment, Unit::scalar_memory, 4, 0, {}};
-  t["buffer_wbl2"] = t["buffer_inv"] = {&nothing, Unit::wait, 4, 0, {}};
+  for (const char* name : {"buffer_wbl2", "buffer_inv", "buffer_invl2", "buffer_wbinvl1", "buffer_wbinvl1_vol"})
+    t[name] = {&nothing, Unit::wait, 4, 0, {}};
   add_buffers(t);
   add_memory_atomics(t);
 }

@@ -203,7 +203,4 @@ void for_each_store(F f) {
   f("dword", Dwords<1>{}), f("dwordx2", Dwords<2>{}), f("dwordx3", Dwords<3>{}), f("dwordx4", Dwords<4>{});
 }
 
-// A table's names must outlive it.
-std::string_view kept(std::string name);
-
 }  // namespace gfx942

@@ -74,10 +74,12 @@ void atomic(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand
   tally_memory(w, i, p, sizeof(U));
 }
 
-// With sc0 the old value is returned, into one more operand in front.
+bool returns_old_value(const Instruction& i) { return i.with.sc0 || i.with.glc; }
+
+// The old value is returned into one more operand in front.
 template <Segment segment, class U, AtomicFunction<U> f, bool compares>
 void atomic_of(Wave& w, const Instruction& i) {
-  const int first = i.with.sc0 ? 1 : 0;
+  const int first = returns_old_value(i) ? 1 : 0;
   const LaneAddresses p = places<segment>(w, i, first);
   atomic<U, f, compares>(w, i, p, i.operand[first + 1], first ? i.operand[0] : Operand{});
 }
@@ -88,8 +90,8 @@ void buffer_atomic(Wave& w, const Instruction& i) {
   const Operand& data = i.operand[0];
   Operand returned = data;
   returned.registers = uint8_t(sizeof(U) / 4);
-  if (!i.with.sc0) returned = {};
-  if (i.with.sc0 && p.memory != w.exec())
+  if (!returns_old_value(i)) returned = {};
+  if (returns_old_value(i) && p.memory != w.exec())
     w.fail(i, "an atomic beyond the buffer that returns a value is not implemented");
   atomic<U, f, compares>(w, i, p, data, returned);
 }

@@ -13,11 +13,15 @@
 namespace gfx942 {
 
 using Table = std::unordered_map<std::string_view, Operation>;
-const Table& operations();
+const Table& operations(const Chip& chip);
 // Null where it is not implemented.
-const Operation* find_operation(std::string_view mnemonic);
+const Operation* find_operation(const Chip& chip, std::string_view mnemonic);
 
-// The tables, by what they compute. Each file defines one.
+// A name that is made when a table is: it outlives all tables.
+std::string_view kept(std::string name);
+
+// The tables, by what they compute. Each file defines one. A table may have mnemonics that one chip lacks, which its
+// decoder then never gives; what a mnemonic does must not differ between chips, unless add_* is told the chip.
 void add_scalar(Table&);
 void add_control(Table&);
 void add_vector_floats(Table&);
@@ -27,9 +31,10 @@ void add_conversions(Table&);
 void add_divisions(Table&);
 void add_packed(Table&);
 void add_lane_moves(Table&);
-void add_matrix(Table&);
+void add_matrix(Table&, Isa);
 void add_lds(Table&);
 void add_memory(Table&);
+void add_cdna4(Table&);  // last: it replaces what differs
 
 template <class T>
 constexpr Type kType = Type::none;

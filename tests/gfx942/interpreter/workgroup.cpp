@@ -44,11 +44,17 @@ void Workgroup::start(Wave& w, int number) {
     kFlatScratch = 32,
     kPrivateSize = 64
   };
-  if (code.properties & (kSegmentBuffer | kQueuePtr | kFlatScratch))
-    throw Fault("kernel " + code.name + " wants a segment buffer, a queue or a flat scratch pointer: not implemented");
+  // gfx90a's kernels ask for what scratch would need, whether they use it or not. Those that do are refused.
+  const auto leave_undefined = [&](int registers) { next += registers; };
+  const bool scratch_is_a_buffer = code.properties & (kSegmentBuffer | kFlatScratch);
+  if (code.properties & kQueuePtr) throw Fault("kernel " + code.name + " wants a queue: not implemented");
+  if (scratch_is_a_buffer && code.scratch_bytes)
+    throw Fault("kernel " + code.name + " has scratch, which is a buffer on this chip: not implemented");
+  if (code.properties & kSegmentBuffer) leave_undefined(4);
   if (code.properties & kDispatchPtr) give_pointer(launch.packet);
   if (code.properties & kKernargPtr) give_pointer(launch.arguments);
   if (code.properties & kDispatchId) give(0), give(0);
+  if (code.properties & kFlatScratch) leave_undefined(2);
   if (code.properties & kPrivateSize) give(code.scratch_bytes);
   const uint32_t preloaded = code.properties >> 16 & 127, skipped = code.properties >> 23;  // in dwords
   if (4 * (preloaded + skipped) > code.kernarg_bytes)

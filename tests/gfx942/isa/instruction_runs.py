@@ -112,18 +112,19 @@ def module_text(instructions: Sequence[str]) -> str:
         for n, text in zip(names, instructions, strict=True)
     )
     return (
-        '.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n.amdhsa_code_object_version 5\n'
+        f'.amdgcn_target "amdgcn-amd-amdhsa--{builds.CHIP}"\n.amdhsa_code_object_version 5\n'
         + f"{_PROLOGUE}.text\n{code}.rodata\n.p2align 6\n"
         + "".join(_DESCRIPTOR.format(name=n) for n in names)
-        + ".amdgpu_metadata\n---\namdhsa.version: [1, 2]\namdhsa.target: amdgcn-amd-amdhsa--gfx942\namdhsa.kernels:\n"
+        + f".amdgpu_metadata\n---\namdhsa.version: [1, 2]\namdhsa.target: amdgcn-amd-amdhsa--{builds.CHIP}\n"
+        + "amdhsa.kernels:\n"
         + "".join(_METADATA.format(name=n) for n in names)
         + "...\n.end_amdgpu_metadata\n"
     )
 
 
 def legal(instructions: Sequence[str]) -> list[bool]:
-    """Which of them the assembler knows."""
-    command = [str(builds.compiler().path), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-x", "assembler", "-c", "-"]
+    """Which of them the chip's assembler knows."""
+    command = [*map(str, builds.assembler()), "-"]
     done = subprocess.run(
         [*command, "-o", "/dev/null"], input="\n".join(instructions), capture_output=True, text=True, check=False
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from builds import CHIP
 from wave_programs import WAVE
 
 Decode = Callable[[np.ndarray], np.ndarray]
@@ -26,6 +27,19 @@ def of_fnuz(x: np.ndarray, exponent_bits: int) -> np.ndarray:
         np.maximum(exponent, 1) - bias - fraction_bits
     )
     return np.where(x == 128, np.nan, np.where(x & 128, -size, size)).astype(np.float32)
+
+
+def of_ocp(x: np.ndarray, exponent_bits: int) -> np.ndarray:
+    """gfx950's bytes: e4m3, and the upper half of a 16-bit float."""
+    x = np.asarray(x).astype(np.int64)
+    if exponent_bits == 5:
+        return (x << 8).astype(np.uint16).view(np.float16).astype(np.float32)
+    exponent, fraction = x >> 3 & 15, x & 7
+    size = np.where(exponent > 0, fraction + 8, fraction) * 2.0 ** (np.maximum(exponent, 1) - 10)
+    return np.where(x & 127 == 127, np.nan, np.where(x & 128, -size, size)).astype(np.float32)
+
+
+of_byte, ONE_OF_BYTES = (of_ocp, (0x38, 0x3C)) if CHIP == "gfx950" else (of_fnuz, (0x40, 0x40))
 
 
 def of_xf32(x: np.ndarray) -> np.ndarray:
@@ -52,8 +66,8 @@ KINDS = {
     "bf16": Kind(16, of_bf16, (np.array(SMALL, np.float32).view(np.uint32) >> 16).astype(np.uint16)),
     "f32": Kind(32, lambda x: x.astype(np.uint32).view(np.float32), np.array(SMALL, np.float32).view(np.uint32)),
     "xf32": Kind(32, of_xf32, np.array(SMALL, np.float32).view(np.uint32)),
-    "fp8": Kind(8, lambda x: of_fnuz(x, 4), FP8),
-    "bf8": Kind(8, lambda x: of_fnuz(x, 5), BF8),
+    "fp8": Kind(8, lambda x: of_byte(x, 4), FP8),
+    "bf8": Kind(8, lambda x: of_byte(x, 5), BF8),
     "i8": Kind(8, lambda x: x.astype(np.uint8).view(np.int8).astype(np.int32), np.arange(256, dtype=np.uint8)),
 }
 
@@ -72,11 +86,37 @@ class Form:
     def out(self) -> np.dtype:
         return np.dtype(np.int32 if self.a == "i8" else np.float32)
 
+    @property
+    def label(self) -> str:
+        """The same for all chips: 4x4x4_16b_f16, 16x16x32_fp8_bf8."""
+        blocks = f"_{self.blocks}b" if self.blocks > 1 else ""
+        kinds = f"_{self.a}_{self.b}" if self.a in ("fp8", "bf8") else f"_{self.a}"
+        return f"{self.side}x{self.side}x{self.k}{blocks}{kinds}"
+
+    @property
+    def flushes(self) -> bool:
+        """gfx90a takes denormals of 16-bit floats, and of what they are added to, for 0."""
+        return CHIP == "gfx90a" and self.a in ("f16", "bf16")
+
+    @property
+    def lanes_move(self) -> bool:
+        """blgp is legal."""
+        return CHIP == "gfx90a" or self.blocks > 1 or self.a == "f32"
+
     def per_lane(self) -> int:
         return self.side * self.k * self.blocks // WAVE
 
     def outputs(self) -> int:
         return self.side * self.side * self.blocks // WAVE
+
+
+def cdna2_forms(name: str, kind: str, k: int) -> list[Form]:
+    """k: of the one block of 32 by 32."""
+    shapes = ((32, k, 1, 64), (16, 2 * k, 1, 32), (32, k // 2, 2, 64), (16, k // 2, 4, 32), (4, k // 2, 16, 8))
+    return [
+        Form(f"v_mfma_{'i' if kind == 'i8' else 'f'}32_{side}x{side}x{n}{name}", side, n, blocks, kind, kind, cycles)
+        for side, n, blocks, cycles in shapes
+    ]
 
 
 def halves(kind: str) -> list[Form]:
@@ -89,7 +129,14 @@ def halves(kind: str) -> list[Form]:
     ]
 
 
-FORMS = [
+CDNA2 = [
+    *cdna2_forms("f32", "f32", 2),
+    *cdna2_forms("f16", "f16", 8),
+    *cdna2_forms("bf16", "bf16", 4),
+    *cdna2_forms("bf16_1k", "bf16", 8),
+    *cdna2_forms("i8", "i8", 8),
+]
+CDNA3 = [
     *halves("f16"),
     *halves("bf16"),
     Form("v_mfma_f32_16x16x4_f32", 16, 4, 1, "f32", "f32", 32),
@@ -107,7 +154,15 @@ FORMS = [
     Form("v_mfma_i32_16x16x4_4b_i8", 16, 4, 4, "i8", "i8", 32),
     Form("v_mfma_i32_32x32x4_2b_i8", 32, 4, 2, "i8", "i8", 64),
 ]
-BY_NAME = {form.mnemonic: form for form in FORMS}
+CDNA4 = [
+    *(form for form in CDNA3 if form.a != "xf32"),
+    *(Form(f"v_mfma_f32_16x16x32_{kind}", 16, 32, 1, kind, kind, 16) for kind in ("f16", "bf16")),
+    *(Form(f"v_mfma_f32_32x32x16_{kind}", 32, 16, 1, kind, kind, 32) for kind in ("f16", "bf16")),
+    Form("v_mfma_i32_16x16x64_i8", 16, 64, 1, "i8", "i8", 16),
+    Form("v_mfma_i32_32x32x32_i8", 32, 32, 1, "i8", "i8", 32),
+]
+FORMS = {"gfx90a": CDNA2, "gfx942": CDNA3, "gfx950": CDNA4}[CHIP]
+BY_LABEL = {form.label: form for form in FORMS}
 
 
 # ---- where elements lie: of a lane and one of its elements

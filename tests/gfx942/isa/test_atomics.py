@@ -10,10 +10,19 @@ import numpy as np
 import pytest
 
 from atomic_models import INTEGERS, Function, added, apply, chosen, float_bits, pair
+from builds import CHIP
 from lds_programs import PARTS, on_lds
 from lds_programs import content as lds_content
 from memory_models import LANES, LOADS, SIZE, STORES, WAIT, content, descriptor, masked, with_descriptor
 from wave_programs import WAVE, in_dwords, lanes_on, registers, run, span
+
+# What a chip has none of.
+LACKS: dict[str, set[str]] = {"ds": set(), "global": set(), "flat": set(), "buffer": {"pk_add_bf16"}}
+if CHIP == "gfx90a":
+    LACKS["ds"] = {"pk_add_f16", "pk_add_bf16"}
+    LACKS["global"] = {"pk_add_bf16"}
+    LACKS["flat"] = {"add_f32", "pk_add_f16", "pk_add_bf16"}
+RETURNS = " glc" if CHIP == "gfx90a" else " sc0"  # the modifier that brings the old value back
 
 # ---- of LDS
 
@@ -34,7 +43,7 @@ def lds_cases() -> list[tuple[str, int, int, Function]]:
 
 
 @pytest.mark.parametrize("returns", [False, True])
-@pytest.mark.parametrize("case", lds_cases(), ids=lambda c: c[0])
+@pytest.mark.parametrize("case", [c for c in lds_cases() if c[0] not in LACKS["ds"]], ids=lambda c: c[0])
 def test_lds_atomics(device: ModuleType, case: tuple[str, int, int, Function], returns: bool) -> None:
     name, bits, sources, f = case
     random, size = np.random.default_rng(bits), bits // 8
@@ -98,8 +107,8 @@ def memory_cases() -> list[tuple[str, int, Function]]:
 @pytest.mark.parametrize("segment", ["global", "flat", "flat to LDS", "buffer"])
 def test_memory_atomics(device: ModuleType, segment: str, returns: bool) -> None:
     for name, bits, f in memory_cases():
-        if segment == "buffer" and name == "pk_add_bf16":
-            continue  # gfx942 has none
+        if name in LACKS[segment.split()[0]]:
+            continue
         random, size, count = np.random.default_rng(bits), bits // 8, bits // 32
         memory = content()
         words = memory.view(np.uint32 if bits == 32 else np.uint64)
@@ -119,12 +128,12 @@ def test_memory_atomics(device: ModuleType, segment: str, returns: bool) -> None
         loads |= in_dwords(at.astype(np.uint64) + np.uint64(memory.ctypes.data), "v", 4)
         mask, on = 0xFFFF_FFFF_FFFF_0FFF, lanes_on(0xFFFF_FFFF_FFFF_0FFF)
         result = f"{span('v', 20, count)}, " if returns else ""
-        sc0 = " sc0" if returns else ""
+        modifier = RETURNS if returns else ""
         arrays, options, before = [memory], {}, ""
         if segment == "global":
-            instruction = f"global_atomic_{name} {result}v[4:5], {value}, off{sc0}"
+            instruction = f"global_atomic_{name} {result}v[4:5], {value}, off{modifier}"
         elif segment == "flat":
-            instruction = f"flat_atomic_{name} {result}v[4:5], {value}{sc0}"
+            instruction = f"flat_atomic_{name} {result}v[4:5], {value}{modifier}"
         elif segment == "flat to LDS":
             # LDS is filled from memory, and goes back to it.
             before = f"""s_mov_b64 s[16:17], src_shared_base
@@ -134,14 +143,14 @@ def test_memory_atomics(device: ModuleType, segment: str, returns: bool) -> None
   global_load_dword v42, v41, s[12:13]
 {WAIT}
   ds_write_b32 v41, v42"""
-            instruction = f"flat_atomic_{name} {result}v[4:5], {value}{sc0}"
+            instruction = f"flat_atomic_{name} {result}v[4:5], {value}{modifier}"
             options = {"lds": 256}
         else:
             if returns:
                 result = ""
             arrays.append(descriptor(memory, SIZE))
             before = with_descriptor("")
-            instruction = f"buffer_atomic_{name} {value}, v40, s[16:19], 0 offen{sc0}"
+            instruction = f"buffer_atomic_{name} {value}, v40, s[16:19], 0 offen{modifier}"
         after = f"  ds_read_b32 v42, v41\n{WAIT}\n  global_store_dword v41, v42, s[12:13]" if options else ""
         body = "\n".join([before, WAIT, masked(mask, instruction), after])
         expected = memory.copy()
@@ -170,7 +179,7 @@ extern "C" __global__ void count(unsigned* sums, float* totals, unsigned long lo
     assert (most >> np.uint64(32)).tolist() == [256 * 96 - 3, 256 * 96 - 2, 256 * 96 - 1]
 
 
-@pytest.mark.parametrize("name", ["pk_add_f16", "pk_add_bf16"])
+@pytest.mark.parametrize("name", [x for x in ("pk_add_f16", "pk_add_bf16") if x not in LACKS["global"]])
 def test_denormals_in_packed_atomics_stop(device: ModuleType, name: str) -> None:
     memory = np.zeros(SIZE, np.uint8)
     loads = {"v4": (4 * LANES).astype(np.uint32), "v30": np.where(LANES == 5, 1, 0).astype(np.uint32)}
@@ -211,11 +220,17 @@ def test_complete(device: ModuleType) -> None:
     for segment in ("global", "flat", "scratch", "buffer"):
         names |= {f"{segment}_load_{x}" for x in LOADS} | {f"{segment}_store_{x}" for x in STORES}
     names |= {f"{segment}_atomic_{x}" for segment in ("global", "flat", "buffer") for x, *_ in memory_cases()}
-    names |= {f"s_load_dword{x}" for x in ("", "x2", "x4", "x8", "x16")} | {"buffer_wbl2", "buffer_inv"}
+    names |= {f"s_load_dword{x}" for x in ("", "x2", "x4", "x8", "x16")} | CACHES
     names.remove("buffer_atomic_pk_add_bf16")
     prefixes = ("ds_", "global_", "flat_", "scratch_", "buffer_", "s_load_")
     assert {x for x in device.operations() if x.startswith(prefixes)} == names
 
 
+CACHES = {"buffer_wbl2", "buffer_inv", "buffer_invl2", "buffer_wbinvl1", "buffer_wbinvl1_vol"}
+
+
 def test_caches_need_nothing(device: ModuleType) -> None:
-    run(device, "buffer_wbl2 sc1\n  buffer_inv sc0 sc1\n  ds_nop", {}, [])
+    of_caches = ["buffer_wbl2 sc1", "buffer_inv sc0 sc1"]
+    if CHIP == "gfx90a":
+        of_caches = ["buffer_wbl2", "buffer_invl2", "buffer_wbinvl1", "buffer_wbinvl1_vol"]
+    run(device, "\n  ".join([*of_caches, "ds_nop"]), {}, [])

@@ -84,6 +84,34 @@ def _swapped(w: Wave) -> Left:
 _ALL_LANES = "s_mov_b64 s[50:51], exec\n s_mov_b64 exec, -1\n {}\n s_mov_b64 exec, s[50:51]"
 _case("v_swap_b32", "v_swap_b32 v8, v2\n" + _ALL_LANES.format("v_mov_b32 v9, v2"), _swapped)
 
+
+# ---- lanes that change places: rows of as many lanes
+def _changed(w: Wave, rows: int) -> Left:
+    """v9 shows what v2 has become."""
+    a, b = ([x & LOW for x in v] for v in (w.old, w.sources[0]))
+    first = [b[k - rows] if k & rows else a[k] for k in range(LANES)]
+    second = [b[k] if k & rows else a[k + rows] for k in range(LANES)]
+    return replace(untouched(w), vectors=[x | y << 32 for x, y in zip(first, second, strict=True)])
+
+
+for _rows in (16, 32):
+    _text = f"v_permlane{_rows}_swap_b32 v8, v2\n v_mov_b32 v9, v2"
+    _case(f"v_permlane{_rows}_swap_b32", _ALL_LANES.format(_text), lambda w, rows=_rows: _changed(w, rows))
+
+
+# ---- any function of three bits
+def _of_bits(w: Wave, table: int, k: int) -> int:
+    a, b, c = (v[k] for v in w.sources)
+    return sum((table >> (4 * (a >> n & 1) + 2 * (b >> n & 1) + (c >> n & 1)) & 1) << n for n in range(32))
+
+
+for _table in (0xE0, 0x96, 0x1B, 0x80, 0x01, 0xCA):
+    _case(
+        "v_bitop3_b32",
+        f"v_bitop3_b32 v8, v2, v4, v6 bitop3:{_table:#x}",
+        lambda w, t=_table: replace(untouched(w), vectors=_lanes(w, lambda k: _of_bits(w, t, k))),
+    )
+
 # ---- accumulators
 _READ = "\n v_accvgpr_read_b32 v8, a{}"
 _case(

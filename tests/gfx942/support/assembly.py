@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from builds import CHIP
+
 KERNARG, WORKGROUP_X, WORKGROUP_Y, WORKGROUP_Z = "s[0:1]", "s2", "s3", "s4"  # when the kernel begins; v0: the thread
 
 
@@ -37,7 +39,7 @@ def kernel_text(
     kernarg = -(-offset // 8) * 8
     listed = "\n".join(["    .args:", *described]) if described else "    .args: []"
     return f"""\
-.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+.amdgcn_target "amdgcn-amd-amdhsa--{CHIP}"
 .amdhsa_code_object_version 5
 .text
 .globl {name}
@@ -56,7 +58,7 @@ def kernel_text(
   .amdhsa_kernarg_size {kernarg}
   .amdhsa_user_sgpr_count 2
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_enable_private_segment {int(scratch > 0)}
+{"  .amdhsa_enable_private_segment 1" if scratch else ""}
   .amdhsa_system_sgpr_workgroup_id_x 1
   .amdhsa_system_sgpr_workgroup_id_y 1
   .amdhsa_system_sgpr_workgroup_id_z 1
@@ -75,7 +77,7 @@ def kernel_text(
 .amdgpu_metadata
 ---
 amdhsa.version: [1, 2]
-amdhsa.target: amdgcn-amd-amdhsa--gfx942
+amdhsa.target: amdgcn-amd-amdhsa--{CHIP}
 amdhsa.kernels:
   - .name: {name}
     .symbol: {name}.kd

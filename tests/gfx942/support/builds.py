@@ -4,6 +4,8 @@ objects, the package with its GPU kernels, and the device that gives a CPU torch
 
 The package is that of build/amd, whose objects tests/amd reads: the kernels are compiled once.
 
+GFX942_CHIP says for which chip code is made and run: gfx942 where it is not set, gfx90a or gfx950.
+
 They raise NoCompiler where this machine lacks a compiler for AMD GPUs or LLVM's disassembler.
 """
 
@@ -16,15 +18,29 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import code_objects
+import gfx950
 import jobs
-from code_objects import Compiler, configure, run
+from code_objects import Compiler, NoCompiler, configure, run
 from find_torch import find_torch
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = ROOT / "tests" / "gfx942"
 BUILD = ROOT / "build" / "gfx942"
+CHIPS = ("gfx90a", "gfx942", "gfx950")
+CHIP = os.environ.get("GFX942_CHIP") or "gfx942"
+
+
+def dtype_of(row: Any) -> Any:
+    """A table's row's, where it has one."""
+    return row.get("dtype") if isinstance(row, dict) else getattr(row, "dtype", None)
+
+
+def has_code(dtype: Any) -> bool:
+    """Whether the package of this chip has kernels for it."""
+    return CHIP != gfx950.CHIP or gfx950.ALL_ELEMENTS or str(dtype) == "torch.bfloat16"
 
 
 @contextlib.contextmanager
@@ -44,6 +60,8 @@ def _build(folder: Path, *targets: str) -> None:
 def interpreter() -> Path:
     """libamdhip64.so.5, which interprets what is launched."""
     folder = BUILD / "interpreter"
+    if CHIP == gfx950.CHIP:
+        os.environ["GFX942_LLVM"] = str(gfx950.llvm_library())
     with _one_at_a_time():
         configure(HERE / "interpreter", folder)
         _build(folder, "amdhip64")
@@ -73,11 +91,16 @@ def torch_device() -> Path:
 @functools.cache
 def package() -> Path:
     """The folder to import xlstm_hip from: its Python files as they are, its libraries with kernels for AMD GPUs."""
-    folder = BUILD / "site" / "xlstm_hip"
+    folder = BUILD / ("site_gfx950" if CHIP == gfx950.CHIP else "site") / "xlstm_hip"
     with _one_at_a_time():
         code_objects.build("xlstm_hip_ops", "_native")
+        libraries = [*code_objects.BUILD.glob("*.so")]
+        if CHIP == gfx950.CHIP:
+            libraries = gfx950.libraries(BUILD / "libraries_gfx950")
+        elif CHIP not in code_objects.built_archs():
+            raise NoCompiler(f"build/amd has no code for {CHIP}; ./scripts/test amd ci compiles for all chips")
         files = [path for path in (ROOT / "python" / "xlstm_hip").iterdir() if path.suffix != ".so"]
-        expected = {path.name: path for path in (*files, *code_objects.BUILD.glob("*.so"))}
+        expected = {path.name: path for path in (*files, *libraries)}
         folder.mkdir(parents=True, exist_ok=True)
         for link in folder.iterdir():
             if link.readlink() != expected.get(link.name):
@@ -107,19 +130,25 @@ def _build_once(text: str, suffix: str, *commands: Sequence[str | Path]) -> byte
     return code_object.read_bytes()
 
 
+def assembler() -> tuple[str | Path, ...]:
+    """What makes an object file of assembly. By itself: the compiler's driver takes two processes more for the same."""
+    clang = gfx950.assembler() if CHIP == gfx950.CHIP else (compiler().path,)
+    return (*clang, "--target=amdgcn-amd-amdhsa", f"-mcpu={CHIP}", "-x", "assembler", "-c")
+
+
 def assemble(text: str) -> bytes:
     """The code object of an assembly file. assembly.py writes such files around a few instructions."""
-    c = compiler()
-    target = ("--target=amdgcn-amd-amdhsa", "-mcpu=gfx942")
-    # By itself: the compiler's driver takes two processes more for the same.
-    return _build_once(text, ".s", (c.path, *target, "-x", "assembler", "-c"), (c.tool("ld.lld"), "-shared"))
+    return _build_once(text, ".s", assembler(), (compiler().tool("ld.lld"), "-shared"))
 
 
 def compile_hip(source: str, *flags: str) -> bytes:
     """The code object of HIP source, which includes nothing but the compiler's and HIP's own headers."""
-    device_only = ("--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output")
+    device_only = (f"--offload-arch={CHIP}", "--offload-device-only", "--no-gpu-bundle-output")
     c = compiler()
-    return _build_once(source, ".hip", (c.path, "-x", "hip", *device_only, *c.flags, "-O3", *flags))
+    command: Sequence[str | Path] = (c.path, "-x", "hip", *device_only, *c.flags, "-O3", *flags)
+    if CHIP == gfx950.CHIP:
+        command = (*gfx950.compiler(), *flags)
+    return _build_once(source, ".hip", command)
 
 
 def compile_host(source: str, *flags: str) -> bytes:

@@ -167,7 +167,7 @@ void gfx942_reset_warnings() { checks().forget(); }
 const char* gfx942_device_json() {
   static std::string buffer;
   return kept(buffer, [] {
-    const hipDeviceProp_t& p = kProperties;
+    const hipDeviceProp_t& p = device_properties();
     Json json;
     json.open('{').member("name", std::string_view(p.name)).member("arch", std::string_view(p.gcnArchName));
     json.member("compute_units", uint64_t(p.multiProcessorCount)).member("wave_size", uint64_t(p.warpSize));
@@ -208,7 +208,7 @@ const char* gfx942_operations() {
   static std::string buffer;
   return kept(buffer, [] {
     std::set<std::string_view> names;
-    for (const auto& [name, operation] : operations()) names.insert(name);
+    for (const auto& [name, operation] : operations(chip())) names.insert(name);
     std::string text;
     for (std::string_view name : names) text.append(name).append("\n");
     return text;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one device: an MI300X, as its own runtime describes it.
+// The one device, as its own runtime describes it.
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -9,34 +9,48 @@
 
 namespace gfx942::hip {
 
+// GFX942_CHIP: which chip the device has; an MI300X's where it is not set.
+const Chip& chip() {
+  static const Chip& chosen = [&]() -> const Chip& {
+    const char* asked = std::getenv("GFX942_CHIP");
+    const Chip* found = chip_named(asked && *asked ? asked : "gfx942");
+    if (!found)
+      throw Error(hipErrorInvalidDevice, std::string("GFX942_CHIP: expected ") + chip_names() + ", got " + asked);
+    return *found;
+  }();
+  return chosen;
+}
+
 // GFX942_STAND_IN_FOR: another chip by name, for which a library is to say that it has no code.
 const char* chip_name() {
   static const char* asked = std::getenv("GFX942_STAND_IN_FOR");
-  return asked ? asked : "gfx942";
+  return asked ? asked : chip().name;
 }
 
-const hipDeviceProp_t kProperties = [] {
+namespace {
+
+hipDeviceProp_t properties_of(const Chip& c) {
   hipDeviceProp_t p;
   std::memset(&p, 0, sizeof p);
-  std::strcpy(p.name, "AMD Instinct MI300X");
+  std::snprintf(p.name, sizeof p.name, "%s", c.card);
   std::snprintf(p.gcnArchName, sizeof p.gcnArchName, "%s:sramecc+:xnack-", chip_name());
-  p.totalGlobalMem = size_t(192) << 30;
-  p.sharedMemPerBlock = p.maxSharedMemoryPerMultiProcessor = kLdsBytes;
+  p.totalGlobalMem = size_t(c.memory_gib) << 30;
+  p.sharedMemPerBlock = p.maxSharedMemoryPerMultiProcessor = c.lds_bytes;
   p.regsPerBlock = 64 << 10;
   p.warpSize = kLanes;
   p.maxThreadsPerBlock = kMostThreads;
   p.maxThreadsDim[0] = p.maxThreadsDim[1] = p.maxThreadsDim[2] = kMostThreads;
   p.maxGridSize[0] = INT_MAX;
   p.maxGridSize[1] = p.maxGridSize[2] = 65536;
-  p.clockRate = 2100000;  // kHz, like those below
-  p.memoryClockRate = 1300000;
+  p.clockRate = 1000 * c.megahertz;  // kHz, like those below
+  p.memoryClockRate = 1000 * c.memory_megahertz;
   p.clockInstructionRate = 100000;
-  p.memoryBusWidth = 8192;
+  p.memoryBusWidth = c.memory_bits;
   p.totalConstMem = INT_MAX;
-  p.major = 9;
-  p.minor = 4;
-  p.multiProcessorCount = 304;
-  p.l2CacheSize = 4 << 20;  // of one of the eight dies
+  p.major = c.major;
+  p.minor = c.minor;
+  p.multiProcessorCount = c.compute_units;
+  p.l2CacheSize = c.l2_mib << 20;  // of one die
   p.maxThreadsPerMultiProcessor = 2048;
   p.arch.hasGlobalInt32Atomics = p.arch.hasGlobalFloatAtomicExch = p.arch.hasSharedInt32Atomics = 1;
   p.arch.hasSharedFloatAtomicExch = p.arch.hasFloatAtomicAdd = p.arch.hasGlobalInt64Atomics = 1;
@@ -45,12 +59,10 @@ const hipDeviceProp_t kProperties = [] {
   p.canMapHostMemory = p.isLargeBar = p.ECCEnabled = 1;
   p.memPitch = INT_MAX;
   return p;
-}();
-
-namespace {
+}
 
 int attribute_of(hipDeviceAttribute_t which) {
-  const hipDeviceProp_t& p = kProperties;
+  const hipDeviceProp_t& p = device_properties();
   switch (which) {
     case hipDeviceAttributeEccEnabled:
       return p.ECCEnabled;
@@ -88,7 +100,7 @@ int attribute_of(hipDeviceAttribute_t which) {
       return p.regsPerBlock;
     case hipDeviceAttributeMaxSharedMemoryPerBlock:
     case hipDeviceAttributeMaxSharedMemoryPerMultiprocessor:
-      return int(kLdsBytes);
+      return int(p.sharedMemPerBlock);
     case hipDeviceAttributeTotalConstantMemory:
       return int(p.totalConstMem);
     case hipDeviceAttributeWarpSize:
@@ -119,6 +131,12 @@ void check_device(int device) {
 }
 
 }  // namespace
+
+const hipDeviceProp_t& device_properties() {
+  static const hipDeviceProp_t p = properties_of(chip());
+  return p;
+}
+
 }  // namespace gfx942::hip
 
 using namespace gfx942::hip;
@@ -145,14 +163,14 @@ hipError_t hipDeviceGet(hipDevice_t* device, int ordinal) {
 hipError_t hipDeviceGetName(char* name, int buffer, hipDevice_t device) {
   return call([&] {
     check_device(device);
-    std::strncpy(&given(name, "the name"), kProperties.name, size_t(buffer));
+    std::strncpy(&given(name, "the name"), device_properties().name, size_t(buffer));
   });
 }
 hipError_t hipDeviceTotalMem(size_t* bytes, hipDevice_t device) {
-  return call([&] { check_device(device), given(bytes, "the size") = kProperties.totalGlobalMem; });
+  return call([&] { check_device(device), given(bytes, "the size") = device_properties().totalGlobalMem; });
 }
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {
-  return call([&] { check_device(device), given(properties, "the properties") = kProperties; });
+  return call([&] { check_device(device), given(properties, "the properties") = device_properties(); });
 }
 hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int device) {
   return call([&] { check_device(device), given(value, "the value") = attribute_of(attribute); });

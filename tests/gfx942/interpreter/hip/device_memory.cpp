@@ -27,9 +27,9 @@ Heap& heap() {
 void* allocate(size_t bytes) {
   if (bytes == 0) return nullptr;
   const std::lock_guard guard(heap().lock);
-  if (bytes > kProperties.totalGlobalMem - heap().all)
+  if (bytes > device_properties().totalGlobalMem - heap().all)
     throw Error(hipErrorOutOfMemory, std::to_string(bytes) + " bytes were asked for; the device has " +
-                                         std::to_string(kProperties.totalGlobalMem - heap().all) + " left");
+                                         std::to_string(device_properties().totalGlobalMem - heap().all) + " left");
   // Room after each, so that no two allocations touch: what one overruns is not the next one's beginning.
   void* p = std::aligned_alloc(kAlignment, (bytes / kAlignment + 2) * kAlignment);
   if (!p) throw std::bad_alloc();
@@ -131,8 +131,8 @@ hipError_t hipMemsetD32(hipDeviceptr_t to, int value, size_t count) {
 hipError_t hipMemGetInfo(size_t* left, size_t* all) {
   return call([&] {
     const std::lock_guard guard(heap().lock);
-    given(left, "the free size") = kProperties.totalGlobalMem - heap().all;
-    given(all, "the total size") = kProperties.totalGlobalMem;
+    given(left, "the free size") = device_properties().totalGlobalMem - heap().all;
+    given(all, "the total size") = device_properties().totalGlobalMem;
   });
 }
 

@@ -42,9 +42,9 @@ void check_limits(const Code& code, const Shape& s) {
   if (threads > most)
     refuse("blocks of " + std::to_string(threads) + " threads; the kernel was compiled for " + std::to_string(most) +
            " at most");
-  if (uint64_t(code.lds_bytes) + s.dynamic_lds > kLdsBytes)
-    refuse(std::to_string(code.lds_bytes) + " + " + std::to_string(s.dynamic_lds) +
-           " bytes of LDS; 65536 are the most");
+  if (uint64_t(code.lds_bytes) + s.dynamic_lds > chip().lds_bytes)
+    refuse(std::to_string(code.lds_bytes) + " + " + std::to_string(s.dynamic_lds) + " bytes of LDS; " +
+           std::to_string(chip().lds_bytes) + " are the most");
 }
 
 // What a check finds before a kernel runs.
@@ -243,7 +243,7 @@ hipError_t hipFuncGetAttributes(hipFuncAttributes* attributes, const void* host_
     const Code& code = runtime().kernel(host_function).code();
     hipFuncAttributes& a = given(attributes, "the attributes") = {};
     a.localSizeBytes = code.scratch_bytes;
-    a.maxDynamicSharedSizeBytes = int(kLdsBytes - code.lds_bytes);
+    a.maxDynamicSharedSizeBytes = int(chip().lds_bytes - code.lds_bytes);
     a.maxThreadsPerBlock = code.most_threads ? int(code.most_threads) : kMostThreads;
     a.numRegs = int(code.vgprs);
     a.sharedSizeBytes = code.lds_bytes;
@@ -255,7 +255,7 @@ hipError_t hipFuncSetAttribute(const void* host_function, hipFuncAttribute attri
   return call([&] {
     const Code& code = runtime().kernel(host_function).code();
     if (attribute == hipFuncAttributeMaxDynamicSharedMemorySize &&
-        (value < 0 || uint32_t(value) > kLdsBytes - code.lds_bytes))
+        (value < 0 || uint32_t(value) > chip().lds_bytes - code.lds_bytes))
       throw Error(hipErrorInvalidValue, code.name + ": more LDS than the chip has");
   });
 }

@@ -22,7 +22,7 @@ T read(const uint8_t*& at) {
   return x;
 }
 
-// After the chip's name follow the features that the code insists on. This chip has :sramecc+:xnack-.
+// After the chip's name follow the features that the code insists on. These chips have :sramecc+:xnack-.
 bool fits(std::string_view target) {
   const std::string own = std::string(kPlatform) + chip_name();
   if (!target.starts_with(own)) return false;
@@ -67,6 +67,9 @@ CodeObject& Module::object() {
     } catch (const Fault& e) {
       throw Error(hipErrorInvalidImage, e.what());
     }
+    if (&object_->chip() != &chip())
+      throw Error(hipErrorNoBinaryForGpu, std::string("code object: expected one for ") + chip().name +
+                                              ", which the device is, got one for " + object_->chip().name);
   });
   return *object_;
 }

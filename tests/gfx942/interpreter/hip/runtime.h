@@ -85,7 +85,7 @@ class Module {
   std::map<std::string, Function> functions_;
 };
 
-// The gfx942 code object of an image: __CLANG_OFFLOAD_BUNDLE__ or ELF. Throws where there is none.
+// The code object of an image for the device: __CLANG_OFFLOAD_BUNDLE__ or ELF. Throws where there is none.
 std::span<const uint8_t> code_object_of(const uint8_t* image);
 
 struct Variable {
@@ -133,9 +133,9 @@ Runtime& runtime();
 
 // ---- facts
 
-const char* chip_name();  // without its features
-extern const hipDeviceProp_t kProperties;
+const Chip& chip();       // of the device
+const char* chip_name();  // what programs see as its name, without its features
+const hipDeviceProp_t& device_properties();
 constexpr int kMostThreads = 1024;
-constexpr uint32_t kLdsBytes = 64 << 10;
 
 }  // namespace gfx942::hip

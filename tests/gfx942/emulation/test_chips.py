@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which chip's code runs: that of the device, which GFX942_CHIP chooses. Another chip's is refused, and an instruction
+that the chip does not have is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import builds
+from assembly import kernel_text
+
+CODE_MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}
+# A word or two that only this chip has, and LLVM's name of it.
+NEWER = {
+    "gfx90a": ("0x7e047102, 0xbf800000", "gfx942 it is v_mov_b64"),
+    "gfx942": ("0x7e0ab101", "gfx950 it is v_prng_b32"),
+}
+
+
+def relabelled(code: bytes, chip: str) -> bytes:
+    changed = bytearray(code)
+    changed[48] = CODE_MACHINES[chip]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("other", sorted(set(CODE_MACHINES) - {builds.CHIP}))
+def test_code_of_another_chip(device: ModuleType, other: str) -> None:
+    code = device.assemble(kernel_text("  s_nop 0"))
+    with pytest.raises(device.HipError, match=f"expected one for {builds.CHIP}, .* got one for {other}"):
+        device.Module(relabelled(code, other)).launch("kernel", 1, 64)
+
+
+@pytest.mark.skipif(builds.CHIP == "gfx950", reason="no chip is newer")
+def test_an_instruction_of_a_newer_chip_is_named(device: ModuleType) -> None:
+    words, name = NEWER[builds.CHIP]
+    code = device.assemble(kernel_text(f"  .long {words}"))
+    expected = f"{builds.CHIP} has no such instruction"
+    if builds.CHIP == "gfx90a":  # LLVM 19 knows gfx942, not gfx950
+        expected += f".*{name}"
+    with pytest.raises(device.HipError, match=expected):
+        device.Module(code).launch("kernel", 1, 64)
+
+
+def test_a_chip_that_is_not_known(device: ModuleType) -> None:
+    program = "import device; print(device.properties())"
+    paths = os.pathsep.join(p for p in sys.path if p)
+    environment = {**os.environ, "PYTHONPATH": paths, "GFX942_CHIP": "gfx90c"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert "expected gfx90a, gfx942 or gfx950, got gfx90c" in done.stdout + done.stderr
+
+
+def test_the_device_is_the_chip(device: ModuleType) -> None:
+    found = device.properties()
+    assert found["arch"].split(":")[0] == builds.CHIP
+    assert found["lds_bytes"] == (160 if builds.CHIP == "gfx950" else 64) << 10
+    assert found["compute_units"] == {"gfx90a": 110, "gfx942": 304, "gfx950": 256}[builds.CHIP]
+
+
+def test_all_of_the_chips_lds(device: ModuleType) -> None:
+    """A block may have as much as the chip has, and no more."""
+    size = device.properties()["lds_bytes"]
+    body = f"""  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_lshlrev_b32 v1, 2, v0
+  v_add_u32 v2, {size - 256:#x}, v1
+  ds_write_b32 v2, v0
+  s_waitcnt lgkmcnt(0)
+  ds_read_b32 v3, v2
+  s_waitcnt lgkmcnt(0)
+  global_store_dword v1, v3, s[4:5]"""
+    out = np.zeros(64, np.uint32)
+    module = device.Module(device.assemble(kernel_text(body, ["*"])))
+    module.launch("kernel", 1, 64, (out,), lds=size)
+    assert (out == np.arange(64)).all()
+    with pytest.raises(device.HipError, match=f"{size} are the most"):
+        module.launch("kernel", 1, 64, (out,), lds=size + 4)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code for gfx950, which the compiler of build/amd may not know: ROCm 7.2's LLVM makes it (tests/rocm/rocm_llvm.py).
+
+The package for it is that of build/amd, whose objects get other bundles: host code is the same for all AMD chips. LLVM
+takes minutes, so kernels of bfloat16 alone are made unless GFX942_ELEMENTS=all; the others then have no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+for _folder in ("build_backend", "tests/amd", "tests/rocm"):  # as a command, too
+    sys.path.append(str(Path(__file__).resolve().parents[3] / _folder))
+
+import code_objects  # noqa: E402
+import jobs  # noqa: E402
+import rocm_llvm  # noqa: E402
+from code_objects import BUILD, Compiler, NoCompiler, run  # noqa: E402
+
+CHIP = "gfx950"
+TARGETS = f"host-x86_64-unknown-linux-gnu-,hipv4-amdgcn-amd-amdhsa--{CHIP}"
+ALL_ELEMENTS = os.environ.get("GFX942_ELEMENTS") == "all"
+LIBRARIES = ("_xlstm_hip_ops", "_native")
+
+
+def llvm_library() -> Path:
+    """The library whose disassembler knows the chip."""
+    if not rocm_llvm.PARTS.exists():
+        raise NoCompiler(f"the LLVM that knows {CHIP} is not here; ./scripts/test rocm downloads it")
+    return rocm_llvm.PARTS / "rocm/llvm/librocmllvm.so"
+
+
+def assembler() -> tuple[str | Path, ...]:
+    return (rocm_llvm.PARTS / "ziglang/zig", "clang")
+
+
+def compiler() -> tuple[str | Path, ...]:
+    """A command that ends with flags, a source, -o and a code object: this file's."""
+    return (sys.executable, Path(__file__).resolve())
+
+
+def _with_bundle(object_file: Path, code_object: Path, to: Path) -> None:
+    """The object file, with this code in the place of what the compiler put there."""
+    c = Compiler.of_build()
+    bundle = to.with_suffix(".bundle")
+    inputs = ("--input=/dev/null", f"--input={code_object}")
+    run(c.tool("clang-offload-bundler"), "--type=o", "--bundle-align=4096", f"--targets={TARGETS}", *inputs,
+        f"--output={bundle}")  # fmt: skip
+    run(c.tool("llvm-objcopy"), f"--update-section=.hip_fatbin={bundle}", object_file, to)
+    bundle.unlink()
+
+
+def _code_objects() -> dict[Path, Path]:
+    """Each object file of build/amd with kernels, and what it is to hold."""
+    flags = rocm_llvm.sources()
+    by_name = {f"{source.name}.o": source for source in flags}
+    chosen = [x for x in code_objects.gpu_objects() if ALL_ELEMENTS or rocm_llvm.is_for_bfloat16(by_name[x.name])]
+    with_kernels = [x for x in chosen if b".hip_fatbin" in x.read_bytes()]
+    with ProcessPoolExecutor(jobs.job_limit()) as pool:
+        sources = [by_name[x.name] for x in with_kernels]
+        made = [pool.submit(rocm_llvm.code_object_of, source, CHIP, flags[source]) for source in sources]
+        return dict(zip(with_kernels, [x.result() for x in made], strict=True))
+
+
+def _link(archive: Path, folder: Path) -> None:
+    """The libraries as build/amd links them, of another archive."""
+    for name in LIBRARIES:
+        (file,) = BUILD.glob(f"{name}*.so")
+        command = run("ninja", "-C", BUILD, "-t", "commands", file.name).splitlines()[-1]
+        words = [str(archive) if word == "libxlstm_hip.a" else word for word in command.split()]
+        words = [str(folder / file.name) if word == file.name else word for word in words]
+        run("sh", "-c", f"cd {BUILD} && {' '.join(words)}")
+
+
+def libraries(folder: Path) -> list[Path]:
+    """The package's libraries with kernels for the chip, in a folder of their own below this one."""
+    code_objects.build("xlstm_hip_ops", "_native")
+    made = _code_objects()
+    archive = BUILD / "libxlstm_hip.a"
+    parts = [f"{x} {y}" for x, y in made.items()] + [str(archive.stat().st_mtime_ns)]
+    into = folder / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    if not into.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished = folder / "unfinished"
+        unfinished.mkdir(parents=True)
+        changed = [unfinished / x.name for x in made]
+        for (object_file, code), to in zip(made.items(), changed, strict=True):
+            _with_bundle(object_file, code, to)
+        other = unfinished / archive.name
+        shutil.copy(archive, other)
+        run(Compiler.of_build().tool("llvm-ar"), "r", other, *changed)
+        _link(other, unfinished)
+        for x in (*changed, other):
+            x.unlink()
+        unfinished.rename(into)
+    return sorted(into.glob("*.so"))
+
+
+if __name__ == "__main__":
+    *arguments, source_file, _, result = sys.argv[1:]
+    text = rocm_llvm.text_of(Path(source_file), CHIP, ("-std=c++20", "-O3", *arguments))
+    rocm_llvm.link(rocm_llvm.compiled(text, CHIP, rocm_llvm.OBJECT), Path(result))
