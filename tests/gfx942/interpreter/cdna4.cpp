@@ -38,15 +38,17 @@ void two_to_bf16(Wave& w, const Instruction& i) {
 }
 
 // Bit 4 a + 2 b + c of the table is the result for the bits a, b and c.
+template <class T>
 void bit_function(Wave& w, const Instruction& i) {
+  if (i.with.op_sel >> 3 & 1) w.fail(i, "a result in the upper half is not implemented");
   Mask defined = ~Mask(0);
-  Lanes<u32> buffer[3], r = {};
-  const u32* x[3];
-  for (int j = 0; j < 3; ++j) x[j] = source<u32>(w, i, j, buffer[j], defined);
+  Lanes<T> buffer[3], r = {};
+  const T* x[3];
+  for (int j = 0; j < 3; ++j) x[j] = source<T>(w, i, j, buffer[j], defined);
   for (int k = 0; k < 8; ++k) {
     if (!(i.with.bit_table >> k & 1)) continue;
-    const u32 flip[3] = {k & 4 ? 0 : ~0u, k & 2 ? 0 : ~0u, k & 1 ? 0 : ~0u};
-    for (int l = 0; l < kLanes; ++l) r.lane[l] |= (x[0][l] ^ flip[0]) & (x[1][l] ^ flip[1]) & (x[2][l] ^ flip[2]);
+    const T flip[3] = {T(k & 4 ? 0 : ~0), T(k & 2 ? 0 : ~0), T(k & 1 ? 0 : ~0)};
+    for (int l = 0; l < kLanes; ++l) r.lane[l] |= T((x[0][l] ^ flip[0]) & (x[1][l] ^ flip[1]) & (x[2][l] ^ flip[2]));
   }
   finish(w, i, r);
   store_lanes(w, i, i.destination(), r, defined, w.exec());
@@ -91,7 +93,8 @@ void add_cdna4(Table& t) {
   t["v_cvt_pk_f16_f32"] =
       vector_op<Nan::as_computed>([](const Mode& m, float a, float b) { return packed_halves(m, a, b); });
   t["v_cvt_pk_bf16_f32"] = {&two_to_bf16, Unit::vector, 4, 1, {b32, f32, f32}};
-  t["v_bitop3_b32"] = {&bit_function, Unit::vector, 4, 1, {b32, b32, b32, b32}};
+  t["v_bitop3_b16"] = {&bit_function<uint16_t>, Unit::vector, 4, 1, {Type::b16, Type::b16, Type::b16, Type::b16}};
+  t["v_bitop3_b32"] = {&bit_function<u32>, Unit::vector, 4, 1, {b32, b32, b32, b32}};
   t["v_maximum3_f32"] =
       vector_op<Nan::as_computed>([](const Mode& m, float a, float b, float c) { return largest(m, a, b, c); });
   t["v_minimum3_f32"] =

@@ -283,7 +283,7 @@ Operation mfma(int cycles) {
 
 // Elements of one type into sums of another, in shapes whose k is that of the operands' registers.
 template <class E, class T, MatrixShape s>
-void add_cdna2(Table& t, const std::string& type) {
+void add_cdna2_shape(Table& t, const std::string& type) {
   constexpr Moves kMoves = s.blocks > 1 ? Moves::both : Moves::lanes_of_b;
   const std::string sum = std::is_same_v<T, float> ? "f32_" : "i32_", side = std::to_string(s.side) + "x";
   t[kept("v_mfma_" + sum + side + side + std::to_string(s.k) + type)] = mfma<E, E, T, s, kMoves>(s.side == 32   ? 64
@@ -293,13 +293,14 @@ void add_cdna2(Table& t, const std::string& type) {
 template <class E, class T, int k>  // of one block of 32 by 32
 void add_cdna2_shapes(Table& t, const std::string& type) {
   constexpr int kOfBlocks = k / 2;
-  add_cdna2<E, T, MatrixShape{32, k, 1}>(t, type), add_cdna2<E, T, MatrixShape{16, 2 * k, 1}>(t, type);
-  add_cdna2<E, T, MatrixShape{32, kOfBlocks, 2}>(t, type), add_cdna2<E, T, MatrixShape{16, kOfBlocks, 4}>(t, type);
-  add_cdna2<E, T, MatrixShape{4, kOfBlocks, 16}>(t, type);
+  add_cdna2_shape<E, T, MatrixShape{32, k, 1}>(t, type), add_cdna2_shape<E, T, MatrixShape{16, 2 * k, 1}>(t, type);
+  add_cdna2_shape<E, T, MatrixShape{32, kOfBlocks, 2}>(t, type),
+      add_cdna2_shape<E, T, MatrixShape{16, kOfBlocks, 4}>(t, type);
+  add_cdna2_shape<E, T, MatrixShape{4, kOfBlocks, 16}>(t, type);
 }
 
 // gfx90a: names without blocks, and B's lanes may change places in all of them.
-void add_cdna2(Table& t) {
+void add_cdna2_matrices(Table& t) {
   add_cdna2_shapes<F32, float, 2>(t, "f32");
   add_cdna2_shapes<F16WithoutDenormals, float, 8>(t, "f16");
   add_cdna2_shapes<Bf16WithoutDenormals, float, 4>(t, "bf16");
@@ -346,7 +347,7 @@ void add_shared(Table& t) {
   t["v_mfma_f64_4x4x4_4b_f64"] = mfma<F64, F64, double, MatrixShape{4, 4, 4}>(16);
 }
 
-void add_cdna3(Table& t) {
+void add_cdna3_matrices(Table& t) {
   add_shared(t);
   add_all_bytes<Fp8, Bf8>(t);
   t["v_mfma_f32_16x16x8_xf32"] = mfma<Xf32, Xf32, float, MatrixShape{16, 8, 1}>(16);
@@ -354,7 +355,7 @@ void add_cdna3(Table& t) {
   t["v_mfma_f64_16x16x4_f64"] = mfma<F64, F64, double, MatrixShape{16, 4, 1}>(32);
 }
 
-void add_cdna4_shapes(Table& t) {
+void add_cdna4_matrices(Table& t) {
   add_shared(t);
   add_all_bytes<Ocp8<4>, Ocp8<5>>(t);
   t["v_mfma_f32_16x16x32_f16"] = mfma<F16, F16, float, MatrixShape{16, 32, 1}>(16);
@@ -369,9 +370,9 @@ void add_cdna4_shapes(Table& t) {
 }  // namespace
 
 void add_matrix(Table& t, Isa isa) {
-  if (isa == Isa::cdna2) add_cdna2(t);
-  if (isa == Isa::cdna3) add_cdna3(t);
-  if (isa == Isa::cdna4) add_cdna4_shapes(t);
+  if (isa == Isa::cdna2) add_cdna2_matrices(t);
+  if (isa == Isa::cdna3) add_cdna3_matrices(t);
+  if (isa == Isa::cdna4) add_cdna4_matrices(t);
 }
 
 }  // namespace gfx942

@@ -34,6 +34,7 @@ void add_lane_moves(Table&);
 void add_matrix(Table&, Isa);
 void add_lds(Table&);
 void add_memory(Table&);
+void add_cdna2(Table&);
 void add_cdna4(Table&);  // last: it replaces what differs
 
 template <class T>

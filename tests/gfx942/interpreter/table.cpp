@@ -20,6 +20,7 @@ Table table_of(const Chip& chip) {
   add_matrix(t, chip.isa);
   add_lds(t);
   add_memory(t);
+  if (chip.isa == Isa::cdna2) add_cdna2(t);
   if (chip.isa == Isa::cdna4) add_cdna4(t);
   return t;
 }

@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import expected_cdna2
 import expected_cdna4
 import expected_conversions
 import expected_floats
@@ -28,18 +29,20 @@ from scalar_runs import scalar_difference, scalar_forms, scalar_waves
 from written_cases import CASES, case_waves
 
 # Of what the interpreter implements, what a chip has none of.
-CDNA4 = {*expected_cdna4.TABLE, "v_bitop3_b32", "v_permlane16_swap_b32", "v_permlane32_swap_b32"}
+CDNA4 = {*expected_cdna4.TABLE, "v_bitop3_b16", "v_bitop3_b32", "v_permlane16_swap_b32", "v_permlane32_swap_b32"}
+CDNA2 = set(expected_cdna2.TABLE)
 BYTES = {"v_cvt_pk_f32_fp8", "v_cvt_pk_fp8_f32"}  # of gfx942's formats; gfx950's are others, and not implemented
 NOT_ON: dict[str, set[str]] = {
     "gfx90a": {"v_mov_b64", "v_lshl_add_u64", "v_fmaak_f32", "v_fmamk_f32", *BYTES, *CDNA4},
-    "gfx942": CDNA4,
-    "gfx950": BYTES,
+    "gfx942": {*CDNA2, *CDNA4},
+    "gfx950": {*BYTES, *CDNA2},
 }
 TABLES = {
     "floats": expected_floats.TABLE,
     "integers": expected_integers.TABLE,
     "conversions": expected_conversions.TABLE,
     "packed": expected_packed.TABLE,
+    "cdna2": expected_cdna2.TABLE,
     "cdna4": expected_cdna4.TABLE,
 }
 VECTOR = {

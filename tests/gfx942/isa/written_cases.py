@@ -111,6 +111,11 @@ for _table in (0xE0, 0x96, 0x1B, 0x80, 0x01, 0xCA):
         f"v_bitop3_b32 v8, v2, v4, v6 bitop3:{_table:#x}",
         lambda w, t=_table: replace(untouched(w), vectors=_lanes(w, lambda k: _of_bits(w, t, k))),
     )
+    _case(
+        "v_bitop3_b16",
+        f"v_bitop3_b16 v8, v2, v4, v6 bitop3:{_table:#x}",
+        lambda w, t=_table: replace(untouched(w), vectors=_lanes(w, lambda k: _of_bits(w, t, k) & 0xFFFF)),
+    )
 
 # ---- accumulators
 _READ = "\n v_accvgpr_read_b32 v8, a{}"
