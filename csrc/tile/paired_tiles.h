@@ -48,12 +48,9 @@ struct PairStage {
   }
   // An offset is opaque where it is used: only there the compiler sees that it has 32 bits, and leaves the sum with the
   // address to the load.
-  XLSTM_DEVICE void fetch_at(const char* base, uint32_t (&lane)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      lane[i] = opaque(lane[i]);
-      vecs[i] = load_vec16(base, lane[i]);
-    }
+  XLSTM_DEVICE void fetch_vector(int i, const char* base, uint32_t (&lane)[4]) {
+    lane[i] = opaque(lane[i]);
+    vecs[i] = load_vec16(base, lane[i]);
   }
   // Calls to(whether of the second matrix, four vectors, first token, first feature) for each subtile of this wave.
   template <class To>

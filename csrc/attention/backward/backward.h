@@ -88,13 +88,14 @@ struct Backward {
         if (thread < 2 * kTile) Tiles::row_stats_in(step.buffer)[thread] = stages.row_stat;
       tiles.fill_keep(rules, step.coord);
     });
-    if constexpr (kPlain)
-      tiles.fetch_plain(stages.pair, stages.row_stat, stages.plain, step.next);
-    else if constexpr (Tiles::kAllAtOnce)
-      fetch_next(stages, step);
+    if constexpr (!kPlain && Tiles::kAllAtOnce) fetch_next(stages, step);
   }
   XLSTM_DEVICE void fetch_next(Stages& stages, const Step& step) const {
     if (step.more) tiles.fetch(stages, step.next, step.n + 1);
+  }
+
+  XLSTM_DEVICE void fetch_plain(int load, Stages& stages, const TileCoord& coord) const {
+    tiles.fetch_plain(load, stages.pair, stages.row_stat, stages.plain, coord);
   }
 
   // The lane id. It is recomputed for each product, with the addresses that derive from it, where registers are short.
@@ -128,7 +129,14 @@ struct Backward {
     } else {
 #pragma unroll 1
       for (int row0 = 0; row0 < kTile; row0 += kShape.at_once) {
-        if constexpr (Tiles::kAllAtOnce)
+        if constexpr (BackwardProducts<Tiles>::kInOneRun)
+          run_rows_in_one_run(step, rules, row0, lane(), [&](int product_step) {
+            if constexpr (kPlain)
+#pragma unroll
+              for (int load = product_step; load < Tiles::kPlainLoads; load += Tiles::kQkSteps + Tiles::kVSteps)
+                fetch_plain(load, stages, step.next);
+          });
+        else if constexpr (Tiles::kAllAtOnce)
           run_rows(step, rules, slope, row0, lane);
         else
           run_rows_staged(stages, step, rules, slope, row0, lane);
@@ -142,13 +150,9 @@ struct Backward {
   XLSTM_DEVICE void run_rows(const Step& step, const ScoreRules& rules, float slope, int row0, const AnyLane& lane) {
     Scores s, dp;
     Operands weights, ds;
-    const auto ahead = BackwardSoftmax<Tiles>::stats_ahead(Tiles::row_stats_in(step.buffer), row0, lane());
-    set_wave_priority<1>();  // products first: the SIMD's other wave, if any, computes weights meanwhile
     products.template multiply_rows<true>(s, Tiles::first_tile(step.buffer), row0, lane());
     products.template multiply_rows<false>(dp, Tiles::second_tile(step.buffer), row0, lane());
-    set_wave_priority<0>();
-    softmax_gradient(s, dp, step, rules, slope, row0, lane(), ahead);
-    set_wave_priority<1>();
+    softmax_gradient(s, dp, step, rules, slope, row0, lane());
 #pragma unroll
     for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
@@ -162,6 +166,29 @@ struct Backward {
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r) ds[r][0] = as_chain(dp[r][0], 1.0f);
     products.add_rows(products.first_sums, Tiles::first_transposed(step.buffer), row0, ds, lane());
+  }
+
+  // The same on CDNA, where operands are read ahead across products.
+  // between(n) is issued after step n of the products of scores: a plain walk loads the next tile there.
+  template <class Between>
+  XLSTM_DEVICE void run_rows_in_one_run(const Step& step, const ScoreRules& rules, int row0, int lane,
+                                        Between&& between) {
+    Scores s, dp;
+    Operands weights, ds;
+    typename BackwardProducts<Tiles>::Streams stream;
+    const auto ahead = BackwardSoftmax<Tiles>::stats_ahead(Tiles::row_stats_in(step.buffer), row0, lane);
+    set_wave_priority<1>();  // products first: the SIMD's other wave, if any, computes weights meanwhile
+    products.multiply_both_rows(s, dp, step.buffer, row0, lane, between);
+    set_wave_priority<0>();
+    products.read_for_first_sums(stream, step.buffer, row0, lane);
+    softmax_gradient(s, dp, step, rules, 0.0f, row0, lane, ahead);
+    set_wave_priority<1>();
+#pragma unroll
+    for (int c = 0; c < kColumnStrips; ++c) {
+      if constexpr (kOfKeys) weights[0][c] = as_chain(s[0][c], 1.0f);
+      ds[0][c] = as_chain(dp[0][c], 1.0f);
+    }
+    products.add_both_rows(stream, step.buffer, row0, weights, ds, lane);
     set_wave_priority<0>();
   }
 
@@ -246,7 +273,8 @@ struct Backward {
     Stages stages;
     if constexpr (kPlain) {
       stages.plain = typename Tiles::PlainRows(tiles);
-      tiles.fetch_plain(stages.pair, stages.row_stat, stages.plain, next);
+#pragma unroll
+      for (int load = 0; load < Tiles::kPlainLoads; ++load) fetch_plain(load, stages, next);
     } else {
       tiles.fetch(stages, next, 0);
     }

@@ -159,6 +159,66 @@ struct BackwardProducts {
     }
   }
 
+  // CDNA: the tile's two products of scores, and the two sums after the softmax, are one run of steps each. The
+  // operands of the first steps of either product are then read while the product before is multiplied.
+  static constexpr bool kInOneRun = kFamily == Family::cdna && sizeof(E) == 2 && !kHasScoreMod && Tiles::kAllAtOnce &&
+                                    kRowStrips == 1 && kShape.waves_across == 1 && kChainInRegisters;
+  static_assert(kInOneRun || !Tiles::kMayBePlain);  // the plain walk's loads are issued between the steps
+  using Streams = StreamOperand<E>[kStreams];
+
+  // between(step) is issued after the products of each step.
+  template <class Between>
+  XLSTM_DEVICE void multiply_both_rows(Scores& s, Scores& dp, char* buffer, int row0, int lane,
+                                       Between&& between) const {
+    constexpr int kSteps = kQkSteps + kVSteps, kAhead = kStreams - 1;
+#pragma unroll
+    for (int c = 0; c < kColumnStrips; ++c) s[0][c].zero(), dp[0][c].zero();
+    Streams stream;
+    const auto load = [&](int n) {
+      stream[n % kStreams] =
+          n < kQkSteps ? load_stream<true, E>(Tiles::first_tile(buffer), row0, n * kStepRows, lane)
+                       : load_stream<true, E>(Tiles::second_tile(buffer), row0, (n - kQkSteps) * kStepRows, lane);
+    };
+    each_of<kAhead>([&](auto n) { load(n); });
+    each_of<kSteps>([&](auto n) {
+      sched_barrier();
+      if constexpr (n + kAhead < kSteps) load(n + kAhead);
+      sched_barrier();
+#pragma unroll
+      for (int c = 0; c < kColumnStrips; ++c)
+        if constexpr (n < kQkSteps)
+          multiply<false, true>(s[0][c], stream[n % kStreams], first_chain[c][n]);
+        else
+          multiply<false, true>(dp[0][c], stream[n % kStreams], second_chain[c][n - kQkSteps]);
+      between(n);
+    });
+  }
+  XLSTM_DEVICE static void read_for_sums(Streams& stream, char* buffer, int row0, int lane, int n) {
+    stream[n % kStreams] =
+        n < kSecondSums
+            ? load_stream<false, E>(Tiles::second_transposed(buffer), n * kStepRows, row0, lane)
+            : load_stream<false, E>(Tiles::first_transposed(buffer), (n - kSecondSums) * kStepRows, row0, lane);
+  }
+  // The operands of the first steps, ahead of the softmax.
+  XLSTM_DEVICE static void read_for_first_sums(Streams& stream, char* buffer, int row0, int lane) {
+    each_of<kStreams - 1>([&](auto n) { read_for_sums(stream, buffer, row0, lane, n); });
+  }
+  XLSTM_DEVICE void add_both_rows(Streams& stream, char* buffer, int row0, const Operands& weights, const Operands& ds,
+                                  int lane) {
+    constexpr int kSteps = kSecondSums + kFirstSums, kAhead = kStreams - 1;
+    each_of<kSteps>([&](auto n) {
+      sched_barrier();
+      if constexpr (n + kAhead < kSteps) read_for_sums(stream, buffer, row0, lane, n + kAhead);
+      sched_barrier();
+#pragma unroll
+      for (int c = 0; c < kColumnStrips; ++c)
+        if constexpr (n < kSecondSums)
+          multiply<false, true>(second_sums[n][c], stream[n % kStreams], weights[0][c]);
+        else
+          multiply<false, true>(first_sums[n - kSecondSums][c], stream[n % kStreams], ds[0][c]);
+    });
+  }
+
   // sums += tile^T weights; rows of weights are tokens of the tile.
   template <int kSums, class AnyTile>
   XLSTM_DEVICE void add_rows(Strip<E> (&sums)[kSums][kColumnStrips], const AnyTile& tile, int row0,

@@ -162,8 +162,8 @@ struct BackwardTiles {
 
   // A walk is plain if all tiles are full, in rows of 16-byte vectors and of as many features as the kernel has (AMD).
   // Its loop has no branches for other layouts, where the compiler would wait for loads as soon as it has issued them.
-  static constexpr bool kMayBePlain =
-      kFamily == Family::cdna && !kHasScoreMod && kAllAtOnce && kShape.ahead && Pair::kOneEach;
+  static constexpr bool kMayBePlain = kFamily == Family::cdna && !kHasScoreMod && kAllAtOnce && kShape.ahead &&
+                                      Pair::kOneEach && kTile == kShape.at_once;
   XLSTM_DEVICE bool is_plain() const {
     const xlstm_attention& in = p->call.in;
     const auto& aligned = p->aligned16;
@@ -197,9 +197,13 @@ struct BackwardTiles {
       }
     }
   };
-  XLSTM_DEVICE void fetch_plain(Pair& pair, float& row_stat, PlainRows& rows, const TileCoord& coord) const {
-    pair.fetch_at(uniform(rows.data + coord.member * rows.head + int64_t(coord.first) * rows.row), rows.lane);
-    if constexpr (kOfKeys) row_stat = rows.row_stats[coord.member * rows.row_stats_head + row_stats_index(coord.first)];
+  static constexpr int kPlainLoads = 5;  // of a lane: four vectors, and a row statistic
+  XLSTM_DEVICE void fetch_plain(int load, Pair& pair, float& row_stat, PlainRows& rows, const TileCoord& coord) const {
+    if (load < 4)
+      pair.fetch_vector(load, uniform(rows.data + coord.member * rows.head + int64_t(coord.first) * rows.row),
+                        rows.lane);
+    else if constexpr (kOfKeys)
+      row_stat = rows.row_stats[coord.member * rows.row_stats_head + row_stats_index(coord.first)];
   }
 
   struct Stages {
