@@ -107,7 +107,7 @@ def measure(
                 for _ in range(repeats):
                     found.append(find(machine, benchmark, known))
                     tasks.advance(1 / repeats)
-            except RuntimeError as error:
+            except (RuntimeError, ArithmeticError) as error:  # times too short to divide by are a failure, too
                 failed[benchmark.name] = str(error)
                 continue
             for name in found[0]:

@@ -15,14 +15,17 @@
 constexpr uint32_t kChunk = 64 << 10;  // 4 KB of each of 16 waves
 
 // 4 KB of a wave.
-__device__ inline void load(const uint32_t* memory, uint32_t at) {
+__device__ inline void load(Arguments a, uint32_t at) {
 #if defined(__CUDACC__)
-  uint32_t x, y, z, w;
+  uint32_t x, y, z, w, all = 0;
 #pragma unroll
-  for (int k = 0; k < 4; ++k)
+  for (int k = 0; k < 4; ++k) {
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
-                 : "l"(reinterpret_cast<const char*>(memory) + at + 1024 * k));
+                 : "l"(reinterpret_cast<const char*>(a.memory) + at + 1024 * k));
+    all |= x | y | z | w;
+  }
+  use(all, a);
 #else
   uint4 x, y, z, w;
   asm volatile(
@@ -32,7 +35,7 @@ __device__ inline void load(const uint32_t* memory, uint32_t at) {
       "global_load_dwordx4 %3, %4, %5 offset:3072 sc1\n"
       "s_waitcnt vmcnt(0)"
       : "=&v"(x), "=&v"(y), "=&v"(z), "=&v"(w)
-      : "v"(at), "s"(memory)
+      : "v"(at), "s"(a.memory)
       : "memory");
 #endif
 }
@@ -43,6 +46,5 @@ extern "C" __global__ __launch_bounds__(1024) void read(Arguments a) {
 #pragma unroll 1
   for (uint32_t r = 0; r < a.rounds; ++r)
 #pragma unroll 1
-    for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x)
-      load(a.memory, chunk % a.other * kChunk + in_chunk);
+    for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) load(a, chunk % a.other * kChunk + in_chunk);
 }

@@ -22,5 +22,8 @@ __device__ void vector_chain(Arguments a) {
   float x = float(a.other);
 #pragma unroll 1
   for (uint32_t r = 0; r < a.rounds; ++r) add<kBodies>(x);
+#if defined(__CUDACC__)
+  use(__float_as_uint(x), a);
+#endif
 }
 KERNELS(vector_chain)
