@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -102,10 +103,10 @@ def mla(batch: int, length: int, heads: int) -> None:
 STEP_WORDS = 4096
 
 
-def model_step(batch: int, bits: int, blocks: int = 1, words: int = STEP_WORDS) -> None:
-    """Blocks of xLSTM-7B with its embedding, and a head of so many words."""
+@functools.lru_cache(maxsize=3)
+def step_weights(bits: int, blocks: int, words: int) -> tuple[list[Tensor], Tensor, float]:
+    """On the device, as decode_step_ takes them, and the norms' epsilon."""
     from support.peer_models import small_model
-    from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.quantize import quantize
 
     model = small_model(
@@ -115,11 +116,18 @@ def model_step(batch: int, bits: int, blocks: int = 1, words: int = STEP_WORDS) 
     if bits:
         quantize(model, bits, progress=False)
     engine = model._new_engine()
-    weights = [w.detach().to("cuda") for w in engine._parts.tensors]
+    return [w.detach().to("cuda") for w in engine._parts.tensors], engine._weight_index, engine._norm_eps
+
+
+def model_step(batch: int, bits: int, blocks: int = 1, words: int = STEP_WORDS) -> None:
+    """Blocks of xLSTM-7B with its embedding, and a head of so many words."""
+    from xlstm_hip._core.ops import OPS
+
+    weights, index, eps = step_weights(bits, blocks, words)
     states = [torch.randn(batch, HEADS, *d).to("cuda") for d in blocks * ((DQK, DHV), (DQK,), (1,))]
     out = torch.empty(batch, words).to("cuda")
     x = torch.arange(batch).to("cuda")
-    OPS.decode_step_(out, x, None, weights, engine._weight_index, states, HEADS, engine._norm_eps, 1e-6, 15.0, 30.0)
+    OPS.decode_step_(out, x, None, weights, index, states, HEADS, eps, 1e-6, 15.0, 30.0)
 
 
 def layers(tokens: int) -> None:
