@@ -87,14 +87,18 @@ def test_the_file_is_written_as_it_is(command: ModuleType) -> None:
 
 def test_a_corrected_file_says_what_was_measured(command: ModuleType) -> None:
     before = command.chip()
-    found = results_of(command, lds_latency=112.34567, barrier_cycles=-1.0, l1_miss_lines=AtLeast(70.0), v_exp_f32=15.0)
+    found = results_of(
+        command, hbm_gb_a_second=112.34567, barrier_cycles=-1.0, l1_miss_lines=AtLeast(70.0), v_exp_f32=15.0
+    )
     made = json.loads(command.as_text(command.corrected(before, found, {"gpu": "this one"})))
-    assert made["constants"]["lds_latency"] == {"value": 112.3, "from": "measured"}
+    assert made["constants"]["hbm_gb_a_second"] == {"value": 112.3, "from": "measured"}
     assert made["measured"]["machine"] == {"gpu": "this one"}
-    assert made["measured"]["constants"] == {"lds_latency": {"spread": 0.0, "before": 96}}
-    assert "lds_latency" not in made["fitted"] and made["assumed"] == before["assumed"]
-    others = {name: x for name, x in made["constants"].items() if name != "lds_latency"}
-    assert others == {name: x for name, x in before["constants"].items() if name != "lds_latency"}
+    assert made["measured"]["constants"] == {
+        "hbm_gb_a_second": {"spread": 0.0, "before": before["constants"]["hbm_gb_a_second"]["value"]}
+    }
+    assert set(before["fitted"]) - set(made["fitted"]) == {"hbm_gb_a_second"} and made["assumed"] == before["assumed"]
+    others = {name: x for name, x in made["constants"].items() if name != "hbm_gb_a_second"}
+    assert others == {name: x for name, x in before["constants"].items() if name != "hbm_gb_a_second"}
     assert command.chip() == before
 
 
@@ -103,7 +107,7 @@ def test_a_table_has_every_result(command: ModuleType) -> None:
     text = command.table(found, command.known_before(command.chip()))
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     assert rows[1:] == [
-        ["lds_latency", "96", "112.3", "0"],
+        ["lds_latency", str(command.chip()["constants"]["lds_latency"]["value"]), "112.3", "0"],
         ["l1_miss_lines", "64", "at least 70", "0"],
         ["v_exp_f32", "16 (the interpreter's)", "15", "0"],
     ]
