@@ -4,19 +4,44 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
 from types import ModuleType
 
 import pytest
+import torch
 
 import builds
 from code_objects import NoCompiler
 
 
+def _dtypes(item: pytest.Item) -> set[torch.dtype]:
+    """Of a row of a table."""
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec else ()
+    found = (x if isinstance(x, torch.dtype) else builds.dtype_of(x) for x in values)
+    return {x for x in found if isinstance(x, torch.dtype)}
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if builds.HERE in item.path.parents:
-            item.add_marker(pytest.mark.gfx942)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = [item for item in items if builds.HERE in item.path.parents]
+    for item in here:
+        item.add_marker(pytest.mark.gfx942)
+    without_code = [item for item in here if not all(map(builds.has_code, _dtypes(item)))]
+    if without_code:
+        config.hook.pytest_deselected(items=without_code)
+        items[:] = [item for item in items if item not in without_code]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """A test that asks for a dtype whose kernels were not compiled for this chip."""
+    try:
+        return (yield)
+    except RuntimeError as error:
+        if builds.is_complete() or "there is no code for" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

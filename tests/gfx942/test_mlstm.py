@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from builds import CHIP
 from code_objects import built_archs
 from emulated_torch import CHECKS
 from kernels_ran import check_every_kernel_ran
@@ -124,7 +125,7 @@ def test_table(package: ModuleType, table_row: TableRow, report: Any) -> None:
     kinds = ("chunkwise", "sequence") if table_row.kind == "sequence" else "step"
     row = Row(table_row.case, package.kernel_info(table_row.kernel, kinds), table_row.dtype)
     measured, problems = measure(row, "cuda", truth_on="cpu")
-    report.add(f"{row.kernel}, gfx942", row.dtype, row.case.name, measured)
+    report.add(f"{row.kernel}, {CHIP}", row.dtype, row.case.name, measured)
     assert not problems, "\n".join(problems)
 
 

@@ -38,9 +38,14 @@ def dtype_of(row: Any) -> Any:
     return row.get("dtype") if isinstance(row, dict) else getattr(row, "dtype", None)
 
 
+def is_complete() -> bool:
+    """Whether the package of this chip has all kernels."""
+    return CHIP != gfx950.CHIP or gfx950.ALL_ELEMENTS
+
+
 def has_code(dtype: Any) -> bool:
-    """Whether the package of this chip has kernels for it."""
-    return CHIP != gfx950.CHIP or gfx950.ALL_ELEMENTS or str(dtype) == "torch.bfloat16"
+    """Whether it has those of a dtype."""
+    return is_complete() or str(dtype) == "torch.bfloat16"
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -23,7 +24,6 @@ import rocm_llvm  # noqa: E402
 from code_objects import BUILD, Compiler, NoCompiler, run  # noqa: E402
 
 CHIP = "gfx950"
-TARGETS = f"host-x86_64-unknown-linux-gnu-,hipv4-amdgcn-amd-amdhsa--{CHIP}"
 ALL_ELEMENTS = os.environ.get("GFX942_ELEMENTS") == "all"
 LIBRARIES = ("_xlstm_hip_ops", "_native")
 
@@ -44,14 +44,19 @@ def compiler() -> tuple[str | Path, ...]:
     return (sys.executable, Path(__file__).resolve())
 
 
+def bundle_of(code_object: bytes) -> bytes:
+    """As clang documents offload bundles. Its own bundler changes the name of a chip that it does not know."""
+    page = 4096
+    target = f"hipv4-amdgcn-amd-amdhsa--{CHIP}".encode()
+    header = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 1, page, len(code_object), len(target)) + target
+    return header.ljust(page, b"\0") + code_object
+
+
 def _with_bundle(object_file: Path, code_object: Path, to: Path) -> None:
     """The object file, with this code in the place of what the compiler put there."""
-    c = Compiler.of_build()
     bundle = to.with_suffix(".bundle")
-    inputs = ("--input=/dev/null", f"--input={code_object}")
-    run(c.tool("clang-offload-bundler"), "--type=o", "--bundle-align=4096", f"--targets={TARGETS}", *inputs,
-        f"--output={bundle}")  # fmt: skip
-    run(c.tool("llvm-objcopy"), f"--update-section=.hip_fatbin={bundle}", object_file, to)
+    bundle.write_bytes(bundle_of(code_object.read_bytes()))
+    run(Compiler.of_build().tool("llvm-objcopy"), f"--update-section=.hip_fatbin={bundle}", object_file, to)
     bundle.unlink()
 
 
@@ -78,13 +83,14 @@ def _link(archive: Path, folder: Path) -> None:
 
 
 def libraries(folder: Path) -> list[Path]:
-    """The package's libraries with kernels for the chip, in a folder of their own below this one."""
+    """The package's libraries with kernels for the chip, in a folder of their own below this one. They are made again
+    when an object of build/amd was."""
     code_objects.build("xlstm_hip_ops", "_native")
-    made = _code_objects()
     archive = BUILD / "libxlstm_hip.a"
-    parts = [f"{x} {y}" for x, y in made.items()] + [str(archive.stat().st_mtime_ns)]
-    into = folder / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    of = (str(archive.stat().st_mtime_ns), rocm_llvm.PARTS.name, str(ALL_ELEMENTS), Path(__file__).read_text())
+    into = folder / hashlib.sha256("\0".join(of).encode()).hexdigest()[:12]
     if not into.exists():
+        made = _code_objects()
         shutil.rmtree(folder, ignore_errors=True)
         unfinished = folder / "unfinished"
         unfinished.mkdir(parents=True)

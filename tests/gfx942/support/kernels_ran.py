@@ -7,7 +7,9 @@ import functools
 import re
 from types import ModuleType
 
-from builds import ROOT
+import pytest
+
+from builds import ROOT, is_complete
 
 # The parts of csrc/ by the test file that runs every instantiation of their kernels; of some parts, by the kernels.
 PARTS: dict[str, str | frozenset[str]] = {
@@ -54,6 +56,8 @@ def library_kernels(device: ModuleType) -> dict[str, str]:
 
 
 def check_every_kernel_ran(device: ModuleType, test_file: str) -> None:
+    if not is_complete():
+        pytest.skip("kernels of some dtypes were not compiled for this chip")
     kernels = kernels_of(test_file)
     in_library = {name for name, kernel in library_kernels(device).items() if kernel in kernels}
     ran = {counted.kernel.name for counted in device.counters()}

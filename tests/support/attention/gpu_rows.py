@@ -22,7 +22,10 @@ CLASSES = ((64, 64), (128, 128), (192, 128), (256, 256))
 LENGTHS = (((150, 300),), ((70, 64), (3, 200)))
 
 
-def key_tile(device: str, case: Case) -> int:
+Device = str | tuple[str, int, int]  # as _native knows it: a name, or arch, compute units and bytes of LDS
+
+
+def key_tile(device: Device, case: Case) -> int:
     """The one size of a key tile that the case's kernel has."""
     (hq, hk), (d, dv) = case.heads, case.dims
     bytes_ = torch.finfo(case.dtype).bits // 8
@@ -63,8 +66,7 @@ def filling_rows() -> Iterator[Case]:
         yield Case(torch.bfloat16, (48, 48), dims, ((40, 0), (40, 0)))
 
 
-def rows(device: str) -> Iterator[Case]:
-    """device: as _native knows it."""
+def rows(device: Device) -> Iterator[Case]:
     yield from class_rows()
     if device == "H200":
         yield from filling_rows()
