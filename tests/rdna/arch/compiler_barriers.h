@@ -27,6 +27,8 @@ const Params* kernel_params(const Params& p) {
 }
 inline int opaque_thread() { return int(threadIdx.x); }
 inline void sched_barrier() {}
+template <int kPriority>
+void set_wave_priority() {}
 inline void load_barrier() {}
 inline void wait_lds_reads() {}
 
