@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted times of the calls of docs/amd_roofline.md: docs/amd_time.md, from docs/amd_time.json.
+"""Predicted times of the calls of docs/amd_roofline.md, kernel by kernel: docs/amd_time_kernels.md, from its JSON.
 
 export PYTHONPATH=build_backend:tests:tests/amd:tests/gfx942/support:tests/gfx942/roofline:tests/gfx942/clock
 python tests/gfx942/clock/time_page.py                  shows the tables
-python tests/gfx942/clock/time_page.py --write          and writes docs/amd_time.*
+python tests/gfx942/clock/time_page.py --write          and writes docs/amd_time_kernels.*
 python tests/gfx942/clock/time_page.py --write 'MLA'    of the tables with this in their title; the others stay
 """
 
@@ -19,7 +19,7 @@ import timing
 import trust
 from timing import Launch
 
-PAGE, DATA = (builds.ROOT / "docs" / f"amd_time.{end}" for end in ("md", "json"))
+PAGE, DATA = (builds.ROOT / "docs" / f"amd_time_kernels.{end}" for end in ("md", "json"))
 INSTRUCTIONS = 1_000_000  # of waves, a launch
 SHOWN = 0.02  # of a call's time: what takes less is summed up
 
@@ -74,15 +74,16 @@ def read() -> dict[str, list[Row]]:
 
 
 HEAD = """\
-# AMD: predicted times on an MI300X
+# AMD: predicted times on an MI300X, kernel by kernel
 
 Made by `tests/gfx942/clock/time_page.py --write`. **Every time here is predicted by a model; nothing was measured on
-AMD hardware.** An interpreter runs the package's calls as gfx942 code
-([AMD without an AMD GPU](amd-without-amd.md)) and records what waves do; the model (`tests/gfx942/clock`) gives each
-instruction its time on one compute unit, and the launch its share of caches and memory.
+AMD hardware.** [amd_time.md](amd_time.md) says how far to trust the model, and has calls beside those of others.
 
-{trust}
-The others, with their sources, are in `tests/gfx942/clock/mi300x.json`.
+- The calls are those of [the roofline](amd_roofline.md): cached keys and values are one tensor, or all sequences share
+  16 pages, so that caches hold more of them than in earnest.
+- *at once*: workgroups of a compute unit. *binds*: what most cycles of waves are spent on or wait for.
+- `python tests/gfx942/predict.py --call 'MLA'` lists the instructions of such a call that wait most, and with
+  [line tables](amd-without-amd.md#its-predicted-time) the source lines.
 """
 
 COLUMNS = (
@@ -109,7 +110,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def page(tables: dict[str, list[Row]]) -> str:
-    lines = [HEAD.format(trust=trust.sections())]
+    lines = [HEAD]
     for title, rows in tables.items():
         lines += [f"## {title}", "", markdown(rows)]
     return "\n".join(lines).rstrip() + "\n"

@@ -93,8 +93,6 @@ SECTIONS = """\
 - Reads: the three machines that timed them differ by a tenth for most kernels, but by 1.6 for the one with the largest
   error (one block of a compute unit, two loads at once). The others are within 15 %.
 - What a comparison of two builds shows is steadier than a time: the same constants stand behind both.
-- The calls are those of the roofline: cached keys and values are one tensor there, or all sequences share 16 pages, so
-  that caches hold more of them than in earnest.
 - *error bar*: the largest error of the kernels that are held out and have the same bound, with two standard deviations
   of the sampling, since a kernel is simulated for some of its workgroups. The bound is "compute" where matrix units
   work a fifth of the time or more, else "memory" where waves wait for memory most. Of kernels that something else binds
