@@ -14,8 +14,9 @@ def _halves(lane: Lane, a: int, b: int) -> Result:
 
     def half(x: int) -> int | None:
         h = F16.of_format(F32, x, lane.mode.rounding(F16))
-        flushed = h is not None and F16.is_denormal(h) and lane.mode.flushes_outputs(F16)
-        return h & 0x8000 if flushed else h
+        if h is not None and F16.is_denormal(h) and lane.mode.flushes_outputs(F16):
+            return h & 0x8000
+        return h
 
     return half(a), half(b)
 
