@@ -32,8 +32,9 @@ def relabelled(code: bytes, chip: str) -> bytes:
 @pytest.mark.parametrize("other", sorted(set(CODE_MACHINES) - {builds.CHIP}))
 def test_code_of_another_chip(device: ModuleType, other: str) -> None:
     code = device.assemble(kernel_text("  s_nop 0"))
-    with pytest.raises(device.HipError, match=f"expected one for {builds.CHIP}, .* got one for {other}"):
-        device.Module(relabelled(code, other)).launch("kernel", 1, 64)
+    expected = f"expected one for {builds.CHIP}, .* got one for {other}"
+    with device.Module(relabelled(code, other)) as module, pytest.raises(device.HipError, match=expected):
+        module.launch("kernel", 1, 64)
 
 
 @pytest.mark.skipif(builds.CHIP == "gfx950", reason="no chip is newer")
@@ -43,8 +44,8 @@ def test_an_instruction_of_a_newer_chip_is_named(device: ModuleType) -> None:
     expected = f"{builds.CHIP} has no such instruction"
     if builds.CHIP == "gfx90a":  # LLVM 19 knows gfx942, not gfx950
         expected += f".*{name}"
-    with pytest.raises(device.HipError, match=expected):
-        device.Module(code).launch("kernel", 1, 64)
+    with device.Module(code) as module, pytest.raises(device.HipError, match=expected):
+        module.launch("kernel", 1, 64)
 
 
 def test_a_chip_that_is_not_known(device: ModuleType) -> None:
@@ -74,8 +75,8 @@ def test_all_of_the_chips_lds(device: ModuleType) -> None:
   s_waitcnt lgkmcnt(0)
   global_store_dword v1, v3, s[4:5]"""
     out = np.zeros(64, np.uint32)
-    module = device.Module(device.assemble(kernel_text(body, ["*"])))
-    module.launch("kernel", 1, 64, (out,), lds=size)
-    assert (out == np.arange(64)).all()
-    with pytest.raises(device.HipError, match=f"{size} are the most"):
-        module.launch("kernel", 1, 64, (out,), lds=size + 4)
+    with device.Module(device.assemble(kernel_text(body, ["*"]))) as module:
+        module.launch("kernel", 1, 64, (out,), lds=size)
+        assert (out == np.arange(64)).all()
+        with pytest.raises(device.HipError, match=f"{size} are the most"):
+            module.launch("kernel", 1, 64, (out,), lds=size + 4)
