@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gfx950 has and gfx942 has not: from AMD's "CDNA4 Instruction Set Architecture" and LLVM's description of the
-intrinsics."""
+"""What gfx950 has and gfx942 has not, from LLVM's description of the intrinsics. AMD's own document was not at hand for
+v_prng_b32's polynomial and the rows that v_permlane16_swap and v_permlane32_swap exchange; our kernels have neither."""
 
 from __future__ import annotations
 
