@@ -259,13 +259,13 @@ def test_compilers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert compile_command("amd", "gfx942")[0] == str(hipcc)
 
 
-@pytest.mark.parametrize("benchmark", [x for x in MICROBENCHMARKS if x.everywhere], ids=lambda x: x.name)
-def test_nvcc_compiles_them(benchmark: Microbenchmark) -> None:
+@pytest.mark.parametrize("microbenchmark", [x for x in MICROBENCHMARKS if x.everywhere], ids=lambda x: x.name)
+def test_nvcc_compiles_them(microbenchmark: Microbenchmark) -> None:
     try:
         command = compile_command("nvidia", "sm_90")
     except CannotRun as error:
         pytest.skip(str(error))
-    assert compiled(command, gpu.HERE / benchmark.file).startswith(b"\x7fELF")
+    assert compiled(command, gpu.HERE / microbenchmark.file).startswith(b"\x7fELF")
 
 
 def test_the_list_has_a_title_for_each(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,24 +137,24 @@ def chips() -> list[Any]:
     return usual + [pytest.param(x, other[x.name], id=f"{x.name}-other", marks=mark) for x in MICROBENCHMARKS]
 
 
-@pytest.mark.parametrize(("benchmark", "other"), chips())
+@pytest.mark.parametrize(("microbenchmark", "other"), chips())
 def test_the_model_gives_its_constants_back(
-    device: ModuleType, benchmark: Microbenchmark, other: dict[str, float]
+    device: ModuleType, microbenchmark: Microbenchmark, other: dict[str, float]
 ) -> None:
     from predicted_gpu import PredictedGpu
 
-    gpu = PredictedGpu(INSTRUCTIONS.get(benchmark.name, 60_000), **(other or in_slots()))
+    gpu = PredictedGpu(INSTRUCTIONS.get(microbenchmark.name, 60_000), **(other or in_slots()))
     known = Read(RATES | gpu.chip)
-    found = find(gpu, benchmark, known)
-    assert set(found) == set(benchmark.gives)
-    not_yet = MICROBENCHMARKS[MICROBENCHMARKS.index(benchmark) :]
+    found = find(gpu, microbenchmark, known)
+    assert set(found) == set(microbenchmark.gives)
+    not_yet = MICROBENCHMARKS[MICROBENCHMARKS.index(microbenchmark) :]
     assert not known.names & {name for x in not_yet for name in x.gives}, "expected what those before give"
     agree(found, known, set() if other else LIMITED)
 
 
 @pytest.mark.rows("ci")
-@pytest.mark.parametrize("benchmark", MICROBENCHMARKS, ids=lambda x: x.name)
-def test_rocms_compiler_times_the_same(device: ModuleType, benchmark: Microbenchmark) -> None:
+@pytest.mark.parametrize("microbenchmark", MICROBENCHMARKS, ids=lambda x: x.name)
+def test_rocms_compiler_times_the_same(device: ModuleType, microbenchmark: Microbenchmark) -> None:
     """A machine with an MI300X has ROCm's compiler: the code of ROCm 7.2's LLVM takes the same time."""
     import builds
     import rocm_llvm
@@ -170,9 +170,9 @@ def test_rocms_compiler_times_the_same(device: ModuleType, benchmark: Microbench
             text = rocm_llvm.text_of(HERE / file, "gfx942", ("-std=c++17", "-O3"))
             return builds.assemble(rocm_llvm.assembly_of(text, "gfx942"))
 
-    gpu = ByRocm(INSTRUCTIONS.get(benchmark.name, 60_000), **in_slots())
+    gpu = ByRocm(INSTRUCTIONS.get(microbenchmark.name, 60_000), **in_slots())
     known = {**RATES, **gpu.chip}
-    agree(find(gpu, benchmark, known), known, LIMITED)
+    agree(find(gpu, microbenchmark, known), known, LIMITED)
 
 
 def test_the_other_chip_is_another(device: ModuleType) -> None:
