@@ -33,7 +33,7 @@ def relabelled(code: bytes, chip: str) -> bytes:
 def test_code_of_another_chip(device: ModuleType, other: str) -> None:
     code = device.assemble(kernel_text("  s_nop 0"))
     expected = f"expected one for {builds.CHIP}, .* got one for {other}"
-    with device.Module(relabelled(code, other)) as module, pytest.raises(device.HipError, match=expected):
+    with pytest.raises(device.HipError, match=expected), device.Module(relabelled(code, other)) as module:
         module.launch("kernel", 1, 64)
 
 
