@@ -50,8 +50,9 @@ OTHER = {
     "group_launch_cycles": 200,
     "launch_microseconds": 3,
 }
-# With these constants, compute units cannot ask for the full bandwidth of L2 and of the Infinity Cache.
-LIMITED = {"l2_bytes_a_cycle", "mall_gb_a_second"}
+# With these constants, compute units cannot ask for the full bandwidth of L2 and of the Infinity Cache, and LDS answers
+# before so many reads are under way that their counter is full.
+LIMITED = {"l2_bytes_a_cycle", "mall_gb_a_second", "counter_lgkm"}
 OTHER_FOR = {"bandwidth": {"l1_miss_lines": 512}}
 # So that the first workgroup of a unit, which fetches the instructions, counts little.
 INSTRUCTIONS = {"group_launch": 300_000}
