@@ -91,7 +91,7 @@ XLSTM_DEVICE float sum_by_pairs(const float (&x)[n]) {
 #endif
 
 // Makes a loaded vector opaque: nothing uses it, and so waits for its load, before this point.
-XLSTM_DEVICE void arrive_at(Vec16& vec) {
+XLSTM_DEVICE void arrive_at([[maybe_unused]] Vec16& vec) {
 #if !defined(__CUDACC__)
   Halves halves = __builtin_bit_cast(Halves, vec);
   asm volatile("" : "+v"(halves));
