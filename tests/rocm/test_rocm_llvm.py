@@ -63,8 +63,8 @@ def test_every_family_is_there(kernels: list[Kernel]) -> None:
     assert templates["gfx950"] - templates["gfx1201"] <= IN_WALK
 
 
-# Spills and bytes of scratch that are known. With the walk of attention backward cut in two, for full tiles and for any,
-# this compiler has 24 values too many on RDNA4; clang 19 has none on gfx1100. To be mended: no other kernel may spill.
+# Spills and bytes of scratch that are known. Since the walk of attention backward is made for full tiles and for any,
+# this compiler has 24 values too many on RDNA4; clang 19 has none on gfx1100. No other kernel may spill.
 KNOWN_SPILLS = {("gfx1201", "dq_kernel<bf16, 256, 256, false>"): [24, 100]}
 
 
