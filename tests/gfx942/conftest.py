@@ -65,3 +65,18 @@ def package(device: ModuleType) -> ModuleType:
     import emulated_torch
 
     return emulated_torch.import_package()
+
+
+@pytest.fixture(scope="session")
+def peers(device: ModuleType) -> ModuleType:
+    """triton_peers, where Triton can be had."""
+    import triton_peers
+    import wheels
+
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("Triton's wheel is for Python 3.11")
+    try:
+        triton_peers.ensure_triton()
+    except wheels.NotDownloaded as error:
+        pytest.skip(f"Triton's wheel cannot be downloaded: {error}")
+    return triton_peers

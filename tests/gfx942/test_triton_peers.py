@@ -6,33 +6,18 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-import wheels
 from against_float64 import SCALE, check, check_attention, random
 from support.reference import truth
 
 pytestmark = pytest.mark.rows("ci")  # Triton is a download of hundreds of megabytes
 # Threads that hold the same part of a tensor write it to LDS, each with the same bytes.
 FOUND = {"lds-same-bytes"}
-
-
-@pytest.fixture(scope="module")
-def peers(device: ModuleType) -> ModuleType:
-    import triton_peers
-
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("Triton's wheel is for Python 3.11")
-    try:
-        triton_peers.ensure_triton()
-    except wheels.NotDownloaded as error:
-        pytest.skip(f"Triton's wheel cannot be downloaded: {error}")
-    return triton_peers
 
 
 def plain_mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, eps: float) -> Tensor:

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
 import pytest
-
-import wheels
 
 ROWS = 64  # of 256 floats, that each workgroup reads
 SOURCE = """
@@ -67,22 +64,14 @@ def test_a_model_of_many_blocks(call_time: ModuleType) -> None:
 
 
 @pytest.mark.rows("ci")  # Triton is a download of hundreds of megabytes
-def test_a_tuned_kernel_of_triton(device: ModuleType) -> None:
+def test_a_tuned_kernel_of_triton(peers: ModuleType) -> None:
     """Of a tuned kernel the configuration counts that is predicted to be the fastest, once."""
     import torch
 
-    import triton_peers
-
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("Triton's wheel is for Python 3.11")
-    try:
-        triton_peers.ensure_triton()
-    except wheels.NotDownloaded as error:
-        pytest.skip(f"Triton's wheel cannot be downloaded: {error}")
     random = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 128, 1, 64, generator=random).bfloat16() for _ in range(3))
     named = {"q": q, "k": k, "v": v, "g": torch.full((1, 128, 1), -0.1), "backward": True}
-    one, two = (triton_peers.predicted("simple_gla_training", named, 10_000, tried) for tried in (1, 2))
+    one, two = (peers.predicted("simple_gla_training", named, 10_000, tried) for tried in (1, 2))
     launches = {k.kernel: k.launches for k in one}
     assert launches == {k.kernel: k.launches for k in two}
     assert launches["chunk_fwd_kernel_h"] == 2 and launches["chunk_fwd_kernel_o"] == 1  # backward makes states again
