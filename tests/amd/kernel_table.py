@@ -26,7 +26,7 @@ MOST_VECTOR = 10.0  # instructions for each unit of matrix work, moves among the
 CHIPS = {
     "gfx90a": "CDNA2: MI210, MI250, MI250X",
     "gfx942": "CDNA3: MI300A, MI300X, MI325X",
-    "gfx1100": "RDNA3: RX 7900",
+    "gfx1100": "RDNA3: RX 7900 (experimental: never executed)",
 }
 
 

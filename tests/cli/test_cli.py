@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -175,6 +176,9 @@ def test_doctor_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "unset CUDA_VISIBLE_DEVICES" in levels(doctor.torch_findings("CUDA", None, {"/dev/nvidia0"}.__contains__))
     assert "no GPU: " in levels(doctor.torch_findings("", None, lambda path: False))
+    assert "experimental" not in levels(doctor.torch_findings("HIP", MI300X, kfd))
+    rdna = dataclasses.replace(MI300X, arch="gfx1201")
+    assert "note: kernels for gfx1201 are experimental" in levels(doctor.torch_findings("HIP", rdna, kfd))
     assert "PYTORCH_ROCM_ARCH=gfx942" in levels(doctor.kernel_findings(MI300X, "HIP", ["gfx90a"], "", "HIP"))
     assert "PROBLEM" not in levels(doctor.kernel_findings(MI300X, "HIP", ["gfx942"], "", "HIP"))
     assert "built for CUDA, torch for HIP" in levels(doctor.kernel_findings(MI300X, "CUDA", ["90a"], "", "HIP"))

@@ -81,6 +81,7 @@ def test_gpu_facts(gpus, properties, kind, arch, units, lds_kb, wave, features) 
         properties.name, kind, arch, units, lds_kb << 10, wave, properties.total_memory, features
     )
     assert is_amd_gpu() == (kind == "amd")
+    assert facts.is_experimental == arch.startswith("gfx11")
     with pytest.raises(dataclasses.FrozenInstanceError):
         facts.arch = "gfx000"
 

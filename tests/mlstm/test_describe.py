@@ -98,5 +98,7 @@ def test_gpu_kernels_in_words(
 def test_devices_in_words() -> None:
     gpu = device.DeviceFacts("AMD Instinct MI300X", "amd", "gfx942", 304, 64 << 10, 64, 192 << 30)
     assert module._device_text(gpu) == "AMD Instinct MI300X, gfx942, 304 CUs, 64 KB LDS, wave 64, 192 GB"
+    rdna = device.DeviceFacts("RX 7900 XTX", "amd", "gfx1100", 48, 64 << 10, 32, 24 << 30)
+    assert module._device_text(rdna).endswith("24 GB, experimental: machine code never executed")
     cpu = device.DeviceFacts("AMD EPYC", "cpu", "x86_64", 2, 0, 1, 0)
     assert module._device_text(cpu) == "AMD EPYC, x86_64, 2 cores"

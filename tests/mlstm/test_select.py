@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import xlstm_hip
 from xlstm_hip._core import warn_once
+from xlstm_hip._core.device import DeviceFacts
 from xlstm_hip.mlstm import registry, select
 from xlstm_hip.mlstm.backend import mLSTMBackend, mLSTMBackendConfig
 from xlstm_hip.mlstm.select import get_optimal_kernel_config
@@ -97,3 +99,19 @@ def test_a_head_dim_beyond_the_gpu_kernels_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(warn_once, "_warned", set())
     with pytest.warns(RuntimeWarning, match="head dims above 512 run in plain torch on a GPU, got 1000"):
         get_optimal_kernel_config(1, 64, head_dim=1000, device="cuda")
+
+
+def test_a_chip_whose_machine_code_never_ran_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rdna = DeviceFacts("RX 7900 XTX", "amd", "gfx1100", 48, 64 << 10, 32, 24 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(select, "_runs_on", lambda info, device: True)
+    monkeypatch.setattr(select, "device_facts", lambda device: rdna)
+    monkeypatch.setattr(warn_once, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="kernels for gfx1100 are experimental"):
+        assert tuple(get_optimal_kernel_config(1, 64, device="cuda").values()) == select.FUSED
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        get_optimal_kernel_config(1, 64, device="cuda")
+        monkeypatch.setattr(select, "device_facts", lambda device: dataclasses.replace(rdna, arch="gfx942"))
+        monkeypatch.setattr(warn_once, "_warned", set())
+        get_optimal_kernel_config(1, 64, device="cuda")

@@ -12,6 +12,7 @@ import torch
 
 MI300X_COMPUTE_UNITS = 304
 MI300X_MEMORY_LIMIT = 224 << 30  # between MI300X's 192 GB and the 256 GB of MI325X, the same die
+INTERPRETED_ARCHS = ("gfx90a", "gfx942", "gfx950")  # by tests/gfx942
 METAL_THREADGROUP_BYTES = 32 << 10  # the limit of every Apple GPU family
 METAL_SIMD_WIDTH = 32
 
@@ -33,6 +34,12 @@ class DeviceFacts:
     wave_size: int
     memory_bytes: int
     features: tuple[str, ...] = ()
+
+    @property
+    def is_experimental(self) -> bool:
+        """Whether no machine code of this package for the chip was ever executed, by hardware or by an interpreter:
+        AMD's chips but for CDNA2 to CDNA4 (docs/support.md)."""
+        return self.kind == "amd" and self.arch not in INTERPRETED_ARCHS
 
 
 def default_device() -> torch.device:

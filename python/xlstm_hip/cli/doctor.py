@@ -86,6 +86,13 @@ def torch_findings(torch_gpu: str, gpu: DeviceFacts | None, exists: Callable[[st
     yield Finding("ok", f"torch {torch.__version__}, {torch_gpu or 'CPU only'}")
     if gpu is not None:
         yield Finding("ok", f"GPU: {gpu.name}, {gpu.arch}")
+        if gpu.is_experimental:
+            text = f"kernels for {gpu.arch} are experimental: they compile, but their machine code was never executed"
+            yield Finding(
+                "note",
+                text,
+                "before you trust a result, run `python scripts/try_gpu.py doctor tests` in the repository",
+            )
         return
     amd, nvidia = exists("/dev/kfd"), exists("/dev/nvidia0")
     if not amd and not nvidia:

@@ -73,6 +73,8 @@ def _device_text(facts: DeviceFacts) -> str:
         parts += [f"{facts.lds_bytes >> 10} KB LDS", f"wave {facts.wave_size}"]
     if facts.memory_bytes:
         parts.append(f"{facts.memory_bytes / (1 << 30):.0f} GB")
+    if facts.is_experimental:
+        parts.append("experimental: machine code never executed")
     return ", ".join(parts)
 
 

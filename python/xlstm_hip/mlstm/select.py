@@ -15,7 +15,7 @@ import torch
 
 from .._core import plans
 from .._core.checks import GATES, GPU_HEAD_DIM, one_of, positive_int
-from .._core.device import default_device
+from .._core.device import default_device, device_facts
 from .._core.native import native
 from .._core.warn_once import warn_once
 from .registry import KernelInfo, kernel_info, with_gate
@@ -93,6 +93,11 @@ def _auto(device: torch.device, head_dim: int | None) -> tuple[str, str, str]:
         return NATIVE
     fused = [kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)]
     if all(_runs_on(info, device) for info in fused):
+        if device.type == "cuda" and torch.cuda.is_available() and device_facts(device).is_experimental:
+            warn_once(
+                f"xlstm_hip: kernels for {device_facts(device).arch} are experimental: their machine code was never "
+                "executed; `python scripts/try_gpu.py doctor tests` in the repository tests them"
+            )
         return FUSED
     if device.type == "cuda" and torch.cuda.is_available():
         built = native()
