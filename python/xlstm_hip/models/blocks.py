@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .. import layers
 from .config import xLSTMLargeConfig
 from .hooks import all_watched, known, watched, watches_gradients
+from .joined_products import in_product_dtype, joined, may_join
 from .mlstm_call import LayerState, MLSTMCall
 from .norms import MultiHeadLayerNorm, RMSNorm
 
@@ -33,6 +34,12 @@ def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -
     if hasattr(layer, "qkv_opreact"):
         q, k, v, o = layer.qkv_opreact(x).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
         i, f = layers.soft_cap(layer.ifgate_preact(x), cap).chunk(2, dim=-1)
+        return q, k, v, o, i, f
+    wide, gates = (layer.q, layer.k, layer.v, layer.ogate_preact), (layer.igate_preact, layer.fgate_preact)
+    if may_join(*wide) and may_join(*gates):
+        x = in_product_dtype(x)
+        q, k, v, o = joined(x, *wide).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
+        i, f = layers.soft_cap(joined(x, *gates), cap).chunk(2, dim=-1)
         return q, k, v, o, i, f
     i, f = (layers.soft_cap(gate(x), cap) for gate in (layer.igate_preact, layer.fgate_preact))
     return layer.q(x), layer.k(x), layer.v(x), layer.ogate_preact(x), i, f
@@ -60,6 +67,8 @@ def run_mlstm_layer(
 def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
     if hasattr(ffn, "proj_up_gate_z"):
         return ffn.proj_down(layers.swiglu_fused(ffn.proj_up_gate_z(x)))
+    if may_join(ffn.proj_up_gate, ffn.proj_up):
+        return ffn.proj_down(layers.swiglu_fused(joined(x, ffn.proj_up_gate, ffn.proj_up)))
     return ffn.proj_down(layers.swiglu(ffn.proj_up_gate(x), ffn.proj_up(x)))
 
 

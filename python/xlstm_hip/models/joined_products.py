@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers of one input as one matrix product, for training.
+
+By themselves they cast the input once each under autocast, and their gradients of the input are as many products, each
+written, widened and added to the others. Joined, the weights are concatenated, which is small beside the activations,
+and the gradient of the input is one product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._core.autocast import inside_autocast
+from .hooks import all_watched, watched, watches_gradients
+
+
+def may_join(*products: Any) -> bool:
+    """Whether the modules are linear layers that differ in nothing but their weights, in a pass with gradients."""
+    if not torch.is_grad_enabled() or all_watched():
+        return False
+    first = products[0]
+    return all(_plain(x) and _alike(x, first) for x in products)
+
+
+def joined(x: Tensor, *products: nn.Linear) -> Tensor:
+    """(..., D) -> (..., sum of the products' features), where they may join."""
+    weight = torch.cat([p.weight for p in products])
+    biases = [p.bias for p in products if p.bias is not None]
+    return nn.functional.linear(x, weight, torch.cat(biases) if biases else None)
+
+
+def in_product_dtype(x: Tensor) -> Tensor:
+    """x as autocast would give it to each product."""
+    if not inside_autocast(x) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
+
+
+def _plain(product: Any) -> bool:
+    if type(product) is not nn.Linear or watched(product) or watches_gradients(product):
+        return False
+    return all(type(x) is nn.Parameter for x in (product.weight, product.bias) if x is not None)  # no DTensor
+
+
+def _alike(product: nn.Linear, other: nn.Linear) -> bool:
+    a, b = product.weight, other.weight
+    biases = (product.bias is None) == (other.bias is None)
+    return biases and (a.dtype, a.device, a.shape[1]) == (b.dtype, b.device, b.shape[1])
