@@ -14,6 +14,7 @@ import pytest
 
 import builds
 from assembly import kernel_text
+from instruction_runs import UNREADABLE
 
 CODE_MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}
 # A word or two that only this chip has, and LLVM's name of it.
@@ -45,6 +46,14 @@ def test_an_instruction_of_a_newer_chip_is_named(device: ModuleType) -> None:
     if builds.CHIP == "gfx90a":  # LLVM 19 knows gfx942, not gfx950
         expected += f".*{name}"
     with device.Module(code) as module, pytest.raises(device.HipError, match=expected):
+        module.launch("kernel", 1, 64)
+
+
+@pytest.mark.skipif(builds.CHIP not in UNREADABLE, reason="LLVM reads what it assembles for this chip")
+def test_what_the_disassembler_does_not_read(device: ModuleType) -> None:
+    """Named, not skipped over; an LLVM that reads it needs no UNREADABLE."""
+    code = device.assemble(kernel_text("  v_cmpx_lt_f32_e64 s[4:5], v1, v2"))
+    with device.Module(code) as module, pytest.raises(device.HipError, match="has no such instruction"):
         module.launch("kernel", 1, 64)
 
 

@@ -189,26 +189,6 @@ Select select(string_view s, string_view text) {
   not_understood("a selection", text);
 }
 
-// `offset:` of ds_swizzle_b32, encoded.
-int32_t swizzle(string_view s, string_view text) {
-  s = s.substr(8, s.size() - 9);  // swizzle( ... )
-  const auto parts = split(s, ',');
-  const auto value = [&](size_t k) { return int32_t(number(parts.at(k), text)); };
-  if (parts[0] == "QUAD_PERM") return 0x8000 | value(1) | value(2) << 2 | value(3) << 4 | value(4) << 6;
-  if (parts[0] == "SWAP") return 0x1f | value(1) << 10;
-  if (parts[0] == "REVERSE") return 0x1f | (value(1) - 1) << 10;
-  if (parts[0] == "BROADCAST") return (32 - value(1)) | value(2) << 5;
-  if (parts[0] == "BITMASK_PERM") {  // from the highest bit: 0, 1, p(reserve), i(nvert)
-    int32_t keep = 0, set = 0, flip = 0;
-    for (char c : parts.at(1)) {
-      if (c == '"') continue;
-      keep = keep << 1 | (c == 'p' || c == 'i'), set = set << 1 | (c == '1'), flip = flip << 1 | (c == 'i');
-    }
-    return keep | set << 5 | flip << 10;
-  }
-  not_understood("a swizzle", text);
-}
-
 bool dpp(string_view name, string_view value, Modifiers& m, string_view text) {
   constexpr std::pair<string_view, Dpp> kShifts[] = {{"row_shl", Dpp::row_shl},
                                                      {"row_shr", Dpp::row_shr},
@@ -292,7 +272,7 @@ void modifier(string_view s, Modifiers& m, string_view text) {
   else if (name == "bitop3")
     m.bit_table = uint8_t(number(value, text));
   else if (name == "offset")
-    m.offset = value.starts_with("swizzle(") ? swizzle(value, text) : int32_t(number(value, text));
+    m.offset = value.starts_with("swizzle(") ? 0 : int32_t(number(value, text));  // a swizzle is read from the code
   else if (name == "offset0")
     m.offset0 = int32_t(number(value, text));
   else if (name == "offset1")
@@ -427,6 +407,8 @@ std::vector<Instruction> disassemble(const Chip& chip, const uint8_t* begin, con
                   std::to_string(at - begin) + (other.empty() ? "" : ": " + other));
     }
     Instruction i = parse(chip, text);
+    // LLVM's text has the mode of a swizzle in words, and of a rotation not all of it.
+    if (i.text.starts_with("ds_swizzle_b32")) i.with.offset = at[0] | at[1] << 8;
     i.address = reinterpret_cast<uint64_t>(at);
     i.bytes = uint32_t(bytes);
     i.index = uint32_t(all.size());

@@ -79,7 +79,7 @@ struct Modifiers {
   bool bound_ctrl = false;
   uint8_t cbsz = 0, abid = 0, blgp = 0;
   uint8_t bit_table = 0;                         // of v_bitop3
-  int32_t offset = 0, offset0 = 0, offset1 = 0;  // `offset:swizzle(...)` is encoded as the hardware has it
+  int32_t offset = 0, offset0 = 0, offset1 = 0;  // a swizzle's is encoded as the hardware has it
   bool glc = false, slc = false,
        scc = false;                           // of caches, by the names of gfx90a; glc: an atomic returns its old value
   bool sc0 = false, nt = false, sc1 = false;  // the same bits, by those of gfx942
