@@ -27,9 +27,9 @@ def may_join(*products: Any) -> bool:
 
 def joined(x: Tensor, *products: nn.Linear) -> Tensor:
     """(..., D) -> (..., sum of the products' features), where they may join."""
-    weight = torch.cat([p.weight for p in products])
-    biases = [p.bias for p in products if p.bias is not None]
-    return nn.functional.linear(x, weight, torch.cat(biases) if biases else None)
+    weights: list[Tensor] = [p.weight for p in products]
+    biases: list[Tensor] = [p.bias for p in products if p.bias is not None]
+    return nn.functional.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
 
 
 def in_product_dtype(x: Tensor) -> Tensor:
