@@ -63,15 +63,10 @@ def test_every_family_is_there(kernels: list[Kernel]) -> None:
     assert templates["gfx950"] - templates["gfx1201"] <= IN_WALK
 
 
-# Spills and bytes of scratch that are known. Since the walk of attention backward is made for full tiles and for any,
-# this compiler has 24 values too many on RDNA4; clang 19 has none on gfx1100. No other kernel may spill.
-KNOWN_SPILLS = {("gfx1201", "dq_kernel<bf16, 256, 256, false>"): [24, 100]}
-
-
 def test_no_scratch_and_no_spills(kernels: list[Kernel]) -> None:
     facts = ("vgpr_spill_count", "private_segment_fixed_size")
     bad = {(x.arch, x.name): [x.note(fact) for fact in facts] for x in kernels if any(x.note(fact) for fact in facts)}
-    assert bad == KNOWN_SPILLS, "spills and bytes of scratch"
+    assert not bad, "spills and bytes of scratch"
 
 
 def test_as_many_blocks_fit_a_compute_unit_as_plans_count_on(kernels: list[Kernel]) -> None:

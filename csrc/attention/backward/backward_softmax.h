@@ -156,7 +156,7 @@ struct BackwardSoftmax {
   template <bool kMakesWeights = true, bool kMakesDs = true>
   XLSTM_DEVICE void gradient(Scores& s, Scores& dp, const Block& block, float slope, bool masked) const {
     // Computed before the branches below, where its operands would take too many registers.
-    if constexpr (kMakesDs && (kHasScoreMod || !Tiles::kAllAtOnce || kFamily == Family::rdna)) {
+    if constexpr (kMakesDs && (kHasScoreMod || !Tiles::kAllAtOnce || is_rdna(kFamily))) {
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
 #pragma unroll
