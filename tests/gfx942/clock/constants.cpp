@@ -2,6 +2,7 @@
 #include "constants.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <sstream>
@@ -80,6 +81,8 @@ Constants Constants::parse(std::string_view text) {
   }
   for (const auto& [wanted, member] : kNames)
     if (!found[wanted]) throw std::invalid_argument("constants: " + std::string(wanted) + " is missing");
+  if (made.issue_cycles < 1 || !std::has_single_bit(uint64_t(made.issue_cycles)))
+    throw std::invalid_argument("constants: issue_cycles is expected to be a power of two");
   return made;
 }
 

@@ -2,7 +2,7 @@
 #include "memory_time.h"
 
 #include <algorithm>
-#include <utility>
+#include <bit>
 
 namespace gfx942::clock {
 
@@ -20,64 +20,95 @@ bool among(uint32_t line, uint32_t salt, double share) { return mixed(line + sal
 
 }  // namespace
 
-Cache::Cache(uint64_t lines, uint32_t ways)
-    : sets_(uint32_t(lines / ways)), ways_(ways), tags_(lines, ~0u), used_(lines, 0), there_(lines) {}
-
-double& Cache::find(uint32_t line, bool& hit) {
-  const size_t set = size_t(line % sets_) * ways_;
-  uint32_t* tags = &tags_[set];
-  uint64_t* used = &used_[set];
-  ++time_;
-  for (uint32_t k = 0; k < ways_; ++k)
-    if (tags[k] == line) {
-      used[k] = time_;
-      hit = true;
-      return there_[set + k];
-    }
-  const size_t oldest = size_t(std::min_element(used, used + ways_) - used);
-  tags[oldest] = line, used[oldest] = time_;
-  hit = false;
-  return there_[set + oldest];
+Cache::Cache(uint32_t lines, uint32_t ways)
+    : lines_(lines), ways_(ways), entries_(lines + lines / ways), chains_(std::bit_ceil(size_t(2 * lines)), kNone) {
+  for (uint32_t set = 0; set < lines / ways; ++set) {
+    uint32_t before = lines + set;
+    for (uint32_t k = set * ways; k < (set + 1) * ways; before = k++)
+      entries_[before].newer = k, entries_[k].older = before;
+    entries_[before].newer = lines + set, entries_[lines + set].older = before;
+  }
 }
 
-FarCache::Entry& FarCache::entry(uint32_t line) {
-  for (size_t k = mixed(line) & (entries_.size() - 1);; k = (k + 1) & (entries_.size() - 1))
-    if (!entries_[k].brought || entries_[k].line == line) return entries_[k];
+bool Cache::look(uint32_t line, uint32_t& at) const {
+  uint32_t k = chains_[line & (chains_.size() - 1)];
+  while (k != kNone && entries_[k].line != line) k = entries_[k].chained;
+  if (k == kNone) return false;
+  at = k;
+  return true;
+}
+
+uint32_t Cache::replace(uint32_t line) {
+  const uint32_t at = entries_[lines_ + line % (lines_ / ways_)].newer;
+  Entry& e = entries_[at];
+  if (e.line != ~0u) {
+    uint32_t* link = &chain(e.line);
+    while (*link != at) link = &entries_[*link].chained;
+    *link = e.chained;
+  }
+  e.line = line, e.chained = chain(line);
+  chain(line) = at;
+  return at;
+}
+
+void Cache::use(uint32_t at) {
+  Entry& e = entries_[at];
+  entries_[e.older].newer = e.newer, entries_[e.newer].older = e.older;
+  const uint32_t of_set = lines_ + at / ways_;
+  e.newer = of_set, e.older = entries_[of_set].older;
+  entries_[e.older].newer = at, entries_[of_set].older = at;
+}
+
+FarCache::Slot& FarCache::slot(uint32_t block) {
+  for (size_t k = mixed(block) & (table_.size() - 1);; k = (k + 1) & (table_.size() - 1))
+    if (!table_[k].index || table_[k].block == block) return table_[k];
 }
 
 void FarCache::grow() {
-  std::vector<Entry> old(entries_.size() * 2);
-  old.swap(entries_);
-  for (const Entry& e : old)
-    if (e.brought) entry(e.line) = e;
+  std::vector<Slot> old(table_.size() * 2);
+  old.swap(table_);
+  for (const Slot& s : old)
+    if (s.index) slot(s.block) = s;
+}
+
+FarCache::Entry& FarCache::entry(uint32_t line) {
+  const uint32_t block = line / kBlock;
+  if (!last_.index || last_.block != block) {
+    if (2 * blocks_.size() > table_.size()) grow();
+    Slot& found = slot(block);
+    if (!found.index) {
+      blocks_.emplace_back();
+      found = {block, uint32_t(blocks_.size())};
+    }
+    last_ = found;
+  }
+  return blocks_[last_.index - 1][line % kBlock];
 }
 
 FarCache::Found FarCache::find(uint32_t line) {
-  if (2 * count_ > entries_.size()) grow();
   Entry& e = entry(line);
   Found found = Found::there;
-  if (!e.brought) {
+  if (!e.brought)
     found = Found::first;
-    ++count_;
-    e.line = line;
-  } else if (double(brought_ - e.brought) > lines_) {
+  else if (double(brought_ - e.brought) > lines_)
     found = Found::gone;
-  }
   if (found != Found::there) ++brought_, e.written = false;
-  e.brought = std::max<uint64_t>(1, brought_);
+  e.brought = brought_;
   return found;
 }
 
 bool FarCache::writes(uint32_t line) {
   Entry& e = entry(line);
-  return !std::exchange(e.written, true);
+  const bool first = !e.written;
+  e.written = true;
+  return first;
 }
 
 MemoryTime::MemoryTime(const Constants& c, const Share& share)
     : c_(c),
       share_(share),
-      l1_(uint64_t(c.l1_bytes / kLine), 64),
-      scalar_(uint64_t(c.scalar_cache_bytes / kLine), 64),
+      l1_(uint32_t(c.l1_bytes / kLine), 64),
+      scalar_(uint32_t(c.scalar_cache_bytes / kLine), 64),
       l2_(share.l2_lines),
       mall_(share.mall_lines),
       misses_(size_t(c.l1_miss_lines), 0.0) {

@@ -2,6 +2,7 @@
 // How long a compute unit waits for memory: its L1, and its share of L2, Infinity Cache (MALL) and HBM.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -12,22 +13,42 @@ namespace gfx942::clock {
 // A set-associative cache that replaces what was used least recently.
 class Cache {
  public:
-  Cache(uint64_t lines, uint32_t ways);
+  Cache(uint32_t lines, uint32_t ways);
   // Where the time is kept at which the line is there; if it was not, it takes the place of another.
-  double& find(uint32_t line, bool& hit);
+  double& find(uint32_t line, bool& hit) {
+    uint32_t anywhere = 0;
+    return find(line, hit, anywhere);
+  }
+  // at: where the same caller's last line was, which most ask for again.
+  double& find(uint32_t line, bool& hit, uint32_t& at) {
+    hit = entries_[at].line == line || look(line, at);
+    if (!hit) at = replace(line);
+    if (entries_[at].newer < lines_) use(at);
+    return entries_[at].there;
+  }
 
  private:
-  uint32_t sets_, ways_;
-  uint64_t time_ = 0;
-  std::vector<uint32_t> tags_;
-  std::vector<uint64_t> used_;
-  std::vector<double> there_;
+  struct Entry {
+    uint32_t line = ~0u;
+    uint32_t chained = 0;           // another one of the same chain
+    uint32_t older = 0, newer = 0;  // of the same set
+    double there = 0;
+  };
+  static constexpr uint32_t kNone = ~0u;
+  uint32_t& chain(uint32_t line) { return chains_[line & (chains_.size() - 1)]; }
+  bool look(uint32_t line, uint32_t& at) const;
+  uint32_t replace(uint32_t line);
+  void use(uint32_t at);
+
+  uint32_t lines_, ways_;
+  std::vector<Entry> entries_;    // then one for each set: its neighbours are the oldest and the newest of the set
+  std::vector<uint32_t> chains_;  // the first entry of each
 };
 
 // Lines that were touched once, and how many others were brought since: those beyond `lines` are gone.
 class FarCache {
  public:
-  explicit FarCache(double lines) : lines_(lines) {}
+  explicit FarCache(double lines) : lines_(lines), table_(1 << 10) {}
   enum class Found : uint8_t { first, gone, there };
   Found find(uint32_t line);
   // Whether it is the first store to a line since it came: that is written back one day.
@@ -35,17 +56,23 @@ class FarCache {
 
  private:
   struct Entry {
-    uint32_t line = 0;
-    uint64_t brought = 0;  // 0: no entry
-    bool written = false;
+    uint64_t brought : 63 = 0;  // 0: no entry
+    uint64_t written : 1 = 0;
   };
+  // Neighbours in memory are touched one after the other, and lie in one line of the host's cache.
+  static constexpr uint32_t kBlock = 16;
+  struct Slot {
+    uint32_t block = 0, index = 0;  // of blocks_, from 1; 0: a free slot
+  };
+  Slot& slot(uint32_t block);
   void grow();
   Entry& entry(uint32_t line);
 
   double lines_;
   uint64_t brought_ = 0;
-  std::vector<Entry> entries_ = std::vector<Entry>(1 << 12);
-  uint64_t count_ = 0;
+  std::vector<Slot> table_;
+  std::vector<std::array<Entry, kBlock>> blocks_;
+  Slot last_;
 };
 
 // What a compute unit has of what the chip shares, while all that are busy do the same.

@@ -40,7 +40,7 @@ std::vector<Step> steps_of(const Code& code, const Constants& constants) {
     s.unit = i.operation->unit;
     s.port = port_of(i);
     s.cycles = i.operation->cycles;
-    s.address = i.address - code.base;
+    s.line = uint32_t((i.address - code.base) / uint64_t(constants.instruction_line_bytes));
     s.atomic = i.mnemonic.find("_atomic_") != std::string::npos;
     s.store = i.mnemonic.find("_store_") != std::string::npos || (s.atomic && !i.with.sc0);
     s.bypasses_l1 = s.atomic || s.store || i.with.sc1;

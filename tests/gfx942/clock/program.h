@@ -33,7 +33,7 @@ struct Step {
   std::array<Registers, 3> written = {};
   uint8_t reads = 0, writes = 0;
   uint8_t accumulator = 255;  // which read is the C of a matrix product with D in the same place
-  uint64_t address = 0;       // in the code
+  uint32_t line = 0;          // of the instruction cache
 };
 
 std::vector<Step> steps_of(const Code& code, const Constants& constants);

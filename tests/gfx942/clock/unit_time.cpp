@@ -2,6 +2,7 @@
 #include "unit_time.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <stdexcept>
 
@@ -30,9 +31,42 @@ namespace {
 
 constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
 
+// When what is out of one of a wave's counters comes back, in the order of issue.
+class Outstanding {
+ public:
+  explicit Outstanding(double most) : when_(std::bit_ceil(size_t(most) + 1)) {}
+
+  size_t size() const { return end_ - begin_; }
+  void push(uint64_t when, bool scalar) {
+    if (size() == when_.size()) throw std::logic_error("more is out than the counter counts");
+    when_[end_++ & (when_.size() - 1)] = {when, scalar};
+    scalars_ += scalar;
+  }
+  void drop_until(uint64_t now) {
+    for (; size() && front().when <= now; ++begin_) scalars_ -= front().scalar;
+  }
+  // The last time at which one comes back, but for the newest `most`.
+  uint64_t last(size_t most) const {
+    uint64_t found = 0;
+    for (size_t k = begin_; k + most < end_; ++k) found = std::max(found, when_[k & (when_.size() - 1)].when);
+    return found;
+  }
+  bool has_scalars() const { return scalars_; }
+
+ private:
+  struct Access {
+    uint64_t when;
+    bool scalar;
+  };
+  const Access& front() const { return when_[begin_ & (when_.size() - 1)]; }
+
+  std::vector<Access> when_;  // a ring
+  size_t begin_ = 0, end_ = 0, scalars_ = 0;
+};
+
 struct Wave {
-  Wave(const std::vector<uint32_t>& words, uint32_t g, uint32_t n, int s)
-      : cursor(words), group(g), number(n), simd(s) {}
+  Wave(const Constants& c, const std::vector<uint32_t>& words, uint32_t g, uint32_t n, int s)
+      : cursor(words), group(g), number(n), simd(s), vm(c.counter_vm), lgkm(c.counter_lgkm) {}
 
   Cursor cursor;
   uint32_t group, number;
@@ -41,13 +75,17 @@ struct Wave {
   bool at_barrier = false, ended = false;
   uint64_t issued = 0;                         // when its last instruction left
   uint64_t ready = 0;                          // when this one could at the earliest, as far as the wave itself goes
+  uint64_t asks = 0;                           // when it asks for a slot again
   Spent waits_for = Spent::wait_instructions;  // until then
   Spent refused_by = Spent::wait_port;         // since then
-  std::deque<uint64_t> vm, lgkm;               // when what is out comes back
-  std::deque<bool> lgkm_scalar;
+  uint32_t instruction_line = 0;               // of the cache, where this one is
+  Outstanding vm, lgkm;
   uint64_t newest_result = 0;  // of those below
-  std::vector<uint64_t> result = std::vector<uint64_t>(kScalars + kVectors);
-  std::vector<bool> of_matrix = std::vector<bool>(kScalars + kVectors);
+  struct Result {
+    uint64_t when : 63 = 0;
+    uint64_t of_matrix : 1 = 0;
+  };
+  std::vector<Result> result = std::vector<Result>(kScalars + kVectors);
 };
 
 struct Group {
@@ -67,7 +105,7 @@ class UnitClock {
         given_(groups),
         options_(options),
         memory_(c, share),
-        instruction_lines_(uint64_t(c.instruction_cache_bytes / c.instruction_line_bytes), 8),
+        instruction_lines_(uint32_t(c.instruction_cache_bytes / c.instruction_line_bytes), 8),
         simds_(size_t(c.simds)),
         slot_(uint64_t(c.issue_cycles)) {
     time_.stalls.resize(steps.size()), time_.executed.resize(steps.size()), time_.stalled_for.resize(steps.size());
@@ -88,20 +126,19 @@ class UnitClock {
   void begin(Wave& w, uint64_t now);
   void prepare(Wave& w);
   void wait(Wave& w, uint64_t until, Spent spent);
-  void wait_for_counter(Wave& w, const std::deque<uint64_t>& out, size_t most, Spent spent);
+  void wait_for_counter(Wave& w, const Outstanding& out, double most, Spent spent);
   void wait_for_registers(Wave& w, const Step& s);
   void slot(Simd& simd, uint64_t now);
   bool refused(Simd& simd, Wave& w, const Step& s, uint64_t now, std::array<bool, kPorts>& taken);
   void issue(Simd& simd, Wave& w, const Step& s, uint64_t now);
   void execute(Simd& simd, Wave& w, const Step& s, uint64_t now);
   void occupy_lds(uint64_t now, double cycles);
-  void count_lgkm(Wave& w, uint64_t now, double done, bool scalar);
   void note_results(Wave& w, const Step& s, uint64_t when);
   void account(Wave& w, const Step& s, uint64_t now);
   void spend(const Wave& w, uint64_t begin, uint64_t end, Spent spent);
   void end(Wave& w, uint64_t now);
   void leave_barrier(Group& g, uint64_t now);
-  uint64_t at_slot(const Wave& w, uint64_t time) const;
+  uint64_t at_slot(int simd, uint64_t time) const;
 
   const Constants& c_;
   const std::vector<Step>& steps_;
@@ -139,9 +176,9 @@ Spent spent_of(const Step& s) {
 }
 
 // A SIMD issues each fourth cycle, one after the other.
-uint64_t UnitClock::at_slot(const Wave& w, uint64_t time) const {
-  const uint64_t turn = uint64_t(w.simd) % slot_;
-  return time <= turn ? turn : turn + (time - turn + slot_ - 1) / slot_ * slot_;
+uint64_t UnitClock::at_slot(int simd, uint64_t time) const {
+  const uint64_t turn = uint64_t(simd) & (slot_ - 1);
+  return turn + ((std::max(time, turn) - turn + slot_ - 1) & ~(slot_ - 1));
 }
 
 // ---- workgroups come and go
@@ -159,7 +196,7 @@ void UnitClock::admit(uint64_t now) {
     uint64_t start = now + uint64_t(c_.group_launch_cycles);
     for (const auto& words : *given_[which]) {
       const int simd = int(next_simd_++ % simds_.size());
-      g->waves.push_back(std::make_unique<Wave>(words, number, uint32_t(g->waves.size()), simd));
+      g->waves.push_back(std::make_unique<Wave>(c_, words, number, uint32_t(g->waves.size()), simd));
       Wave& w = *g->waves.back();
       w.issued = now;
       simds_[size_t(simd)].waves.push_back(&w);
@@ -210,16 +247,18 @@ void UnitClock::wait(Wave& w, uint64_t until, Spent spent) {
   if (until > w.ready) w.ready = until, w.waits_for = spent;
 }
 
-void UnitClock::wait_for_counter(Wave& w, const std::deque<uint64_t>& out, size_t most, Spent spent) {
-  if (out.size() > most) wait(w, *std::max_element(out.begin(), out.end() - ptrdiff_t(most)), spent);
+void UnitClock::wait_for_counter(Wave& w, const Outstanding& out, double most, Spent spent) {
+  if (double(out.size()) > most) wait(w, out.last(size_t(most)), spent);
 }
 
 void UnitClock::wait_for_registers(Wave& w, const Step& s) {
   if (w.newest_result <= w.ready) return;
   const auto look = [&](const Registers& r) {
     if (s.port == Port::vector && r.first < kScalars) return;  // VCC and others are passed on
-    for (int k = r.first; k < r.first + r.count; ++k)
-      wait(w, w.result[size_t(k)], w.of_matrix[size_t(k)] ? Spent::wait_matrix_result : Spent::wait_result);
+    for (int k = r.first; k < r.first + r.count; ++k) {
+      const Wave::Result& x = w.result[size_t(k)];
+      wait(w, x.when, x.of_matrix ? Spent::wait_matrix_result : Spent::wait_result);
+    }
   };
   for (int k = 0; k < s.reads; ++k)
     if (k != s.accumulator) look(s.read[size_t(k)]);
@@ -232,42 +271,42 @@ void UnitClock::wait_for_registers(Wave& w, const Step& s) {
 void UnitClock::prepare(Wave& w) {
   const Step& s = steps_[w.cursor.index];
   bool hit;
-  const uint64_t line = s.address / uint64_t(c_.instruction_line_bytes);
-  double& there = instruction_lines_.find(uint32_t(line), hit);
+  double& there = instruction_lines_.find(s.line, hit, w.instruction_line);
   if (!hit) there = double(w.ready) + c_.instruction_miss_cycles;
   wait(w, uint64_t(there), Spent::wait_instructions);
-  if (s.vmcnt >= 0) wait_for_counter(w, w.vm, size_t(s.vmcnt), Spent::wait_memory);
-  if (s.lgkmcnt >= 0 && !w.lgkm.empty()) {
-    const bool scalars = std::find(w.lgkm_scalar.begin(), w.lgkm_scalar.end(), true) != w.lgkm_scalar.end();
-    wait_for_counter(w, w.lgkm, size_t(s.lgkmcnt), scalars ? Spent::wait_scalar_memory : Spent::wait_lds);
-  }
-  if (s.port == Port::memory && w.vm.size() >= size_t(c_.counter_vm))
-    wait_for_counter(w, w.vm, size_t(c_.counter_vm) - 1, Spent::wait_queue);
-  if ((s.port == Port::lds || s.unit == Unit::scalar_memory) && w.lgkm.size() >= size_t(c_.counter_lgkm))
-    wait_for_counter(w, w.lgkm, size_t(c_.counter_lgkm) - 1, Spent::wait_queue);
+  if (s.vmcnt >= 0) wait_for_counter(w, w.vm, s.vmcnt, Spent::wait_memory);
+  if (s.lgkmcnt >= 0)
+    wait_for_counter(w, w.lgkm, s.lgkmcnt, w.lgkm.has_scalars() ? Spent::wait_scalar_memory : Spent::wait_lds);
+  if (s.port == Port::memory) wait_for_counter(w, w.vm, c_.counter_vm - 1, Spent::wait_queue);
+  if (s.port == Port::lds || s.unit == Unit::scalar_memory)
+    wait_for_counter(w, w.lgkm, c_.counter_lgkm - 1, Spent::wait_queue);
   if (s.port != Port::none) wait_for_registers(w, s);
   w.refused_by = Spent::wait_port;
+  w.asks = at_slot(w.simd, w.ready);
   Simd& simd = simds_[size_t(w.simd)];
-  simd.next = std::min(simd.next, at_slot(w, w.ready));
+  simd.next = std::min(simd.next, w.asks);
 }
 
 // ---- issue
 
+// A wave that is refused asks again when what is in its way may be gone; until then nothing else can be.
 bool UnitClock::refused(Simd& simd, Wave& w, const Step& s, uint64_t now, std::array<bool, kPorts>& taken) {
-  const auto refuse = [&](Spent why) {
-    w.refused_by = why;
+  const auto refuse = [&](Spent why, uint64_t until) {
+    w.refused_by = why, w.asks = std::max(now + slot_, at_slot(w.simd, until));
     return true;
   };
   if (s.port == Port::none) return false;
   if (s.port == Port::vector) {
-    if (s.unit == Unit::matrix && simd.matrix_free > now) return refuse(Spent::wait_matrix_unit);
+    if (s.unit == Unit::matrix && simd.matrix_free > now) return refuse(Spent::wait_matrix_unit, simd.matrix_free);
     if (simd.vector_free > now)
-      return refuse(simd.matrix_issued_last ? Spent::wait_matrix_unit : Spent::wait_vector_unit);
+      return refuse(simd.matrix_issued_last ? Spent::wait_matrix_unit : Spent::wait_vector_unit, simd.vector_free);
   }
   // The queues in front of LDS and the address unit hold a few accesses.
-  if (s.port == Port::lds && lds_free_ > double(now) + c_.queue_cycles) return refuse(Spent::wait_queue);
-  if (s.port == Port::memory && memory_.free() > double(now) + c_.queue_cycles) return refuse(Spent::wait_queue);
-  if (taken[size_t(s.port)]) return refuse(s.port == Port::vector ? Spent::wait_vector_unit : Spent::wait_port);
+  if (s.port == Port::lds || s.port == Port::memory) {
+    const double free = s.port == Port::lds ? lds_free_ : memory_.free();
+    if (free > double(now) + c_.queue_cycles) return refuse(Spent::wait_queue, uint64_t(free - c_.queue_cycles));
+  }
+  if (taken[size_t(s.port)]) return refuse(s.port == Port::vector ? Spent::wait_vector_unit : Spent::wait_port, now);
   taken[size_t(s.port)] = true;
   return false;
 }
@@ -299,7 +338,7 @@ void UnitClock::account(Wave& w, const Step& s, uint64_t now) {
 void UnitClock::note_results(Wave& w, const Step& s, uint64_t when) {
   for (int k = 0; k < s.writes; ++k)
     for (int r = s.written[size_t(k)].first; r < s.written[size_t(k)].first + s.written[size_t(k)].count; ++r)
-      w.result[size_t(r)] = when, w.of_matrix[size_t(r)] = s.unit == Unit::matrix;
+      w.result[size_t(r)] = {when, s.unit == Unit::matrix};
   w.newest_result = std::max(w.newest_result, when);
 }
 
@@ -325,16 +364,18 @@ void UnitClock::execute(Simd& simd, Wave& w, const Step& s, uint64_t now) {
     }
     case Unit::lds:
       occupy_lds(now, w.cursor.touches_lds ? w.cursor.lds : c_.lds_cycles_without_banks);
-      count_lgkm(w, now, lds_free_ + c_.lds_latency, false);
+      w.lgkm.drop_until(now);
+      w.lgkm.push(uint64_t(lds_free_ + c_.lds_latency), false);
       break;
     case Unit::scalar_memory:
-      count_lgkm(w, now, memory_.scalar(double(now), w.cursor), true);
+      w.lgkm.drop_until(now);
+      w.lgkm.push(uint64_t(memory_.scalar(double(now), w.cursor)), true);
       break;
     case Unit::memory: {
-      while (!w.vm.empty() && w.vm.front() <= now) w.vm.pop_front();
+      w.vm.drop_until(now);
       double done = memory_.vector(double(now), s, w.cursor);
       if (w.cursor.touches_lds) occupy_lds(now, w.cursor.lds), done += w.cursor.lds;  // straight to LDS
-      w.vm.push_back(uint64_t(done));
+      w.vm.push(uint64_t(done), false);
       break;
     }
     default:
@@ -347,24 +388,18 @@ void UnitClock::occupy_lds(uint64_t now, double cycles) {
   time_.lds_busy += cycles;
 }
 
-void UnitClock::count_lgkm(Wave& w, uint64_t now, double done, bool scalar) {
-  for (; !w.lgkm.empty() && w.lgkm.front() <= now; w.lgkm.pop_front()) w.lgkm_scalar.pop_front();
-  w.lgkm.push_back(uint64_t(done)), w.lgkm_scalar.push_back(scalar);
-}
-
 void UnitClock::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
   account(w, s, now);
   w.ready = now + slot_ + s.pause, w.waits_for = s.pause ? Spent::pause : Spent::wait_port;
   execute(simd, w, s, now);
   if (s.priority >= 0) w.priority = s.priority;
   if (s.ends) {  // a workgroup's registers and LDS are free when all that is out has come back
-    uint64_t last = now + slot_;
-    for (uint64_t t : w.vm) last = std::max(last, t);
+    const uint64_t last = std::max(now + slot_, w.vm.last(0));
     spend(w, now + slot_, last, Spent::wait_memory);
     return end(w, last);
   }
   if (s.unit == Unit::barrier) {
-    w.at_barrier = true;
+    w.at_barrier = true, w.asks = kNever;
     Group& g = *groups_[w.group];
     if (++g.waiting + g.ended == g.waves.size()) leave_barrier(g, now + slot_);
     return;
@@ -381,17 +416,25 @@ void UnitClock::issue(Simd& simd, Wave& w, const Step& s, uint64_t now) {
 
 void UnitClock::slot(Simd& simd, uint64_t now) {
   std::array<bool, kPorts> taken{};
-  std::array<Wave*, 16> in_order;
+  std::array<Wave*, 16> in_order;  // those that ask: by priority, then by age
   size_t count = 0;
-  for (Wave* w : simd.waves)
-    if (!w->at_barrier && w->ready <= now) in_order[count++] = w;
-  if (count > 1)
-    std::stable_sort(in_order.begin(), in_order.begin() + ptrdiff_t(count),
-                     [](const Wave* a, const Wave* b) { return a->priority > b->priority; });
+  simd.next = kNever;
+  for (Wave* w : simd.waves) {
+    if (w->asks > now) {
+      simd.next = std::min(simd.next, w->asks);
+      continue;
+    }
+    size_t at = count++;
+    for (; at && in_order[at - 1]->priority < w->priority; --at) in_order[at] = in_order[at - 1];
+    in_order[at] = w;
+  }
   for (size_t k = 0; k < count; ++k) {
     Wave& w = *in_order[k];
     const Step& s = steps_[w.cursor.index];
-    if (!refused(simd, w, s, now, taken)) issue(simd, w, s, now);
+    if (refused(simd, w, s, now, taken))
+      simd.next = std::min(simd.next, w.asks);
+    else
+      issue(simd, w, s, now);
   }
 }
 
@@ -406,11 +449,7 @@ UnitTime UnitClock::run() {
       if (s.next < simd->next) simd = &s;
     if (simd->next == kNever) throw std::logic_error("no wave can go on: a barrier that some never reach");
     now = simd->next;
-    simd->next = kNever;
     slot(*simd, now);
-    // Waves that were refused ask again in the next slot, as do those that were ready when another took the port.
-    for (Wave* w : simd->waves)
-      if (!w->at_barrier) simd->next = std::min(simd->next, std::max(now + slot_, at_slot(*w, w->ready)));
   }
   time_.cycles = now;
   for (const GroupTime& g : time_.groups) time_.cycles = std::max(time_.cycles, g.end);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <deque>
 #include <memory>
 #include <string_view>
 #include <vector>
