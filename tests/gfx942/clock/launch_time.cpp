@@ -6,14 +6,14 @@
 #include <queue>
 #include <stdexcept>
 
+#include "workgroup.h"
+
 namespace gfx942::clock {
 
 int room_for(const Constants& c, uint32_t vgprs, uint32_t lds_bytes, size_t waves) {
-  const double granules = std::max(1.0, std::ceil(vgprs / 8.0));
-  const double of_simd = std::min(c.waves_of_simd, std::floor(c.vgprs_of_simd / (8 * granules)));
-  const double by_waves = std::floor(of_simd * c.simds / double(waves));
-  const double by_lds = lds_bytes ? std::floor(c.lds_bytes / lds_bytes) : by_waves;
-  return std::max(1, int(std::min(by_waves, by_lds)));
+  const UnitLimits limits{uint32_t(c.simds), uint32_t(c.waves_of_simd), uint32_t(c.vgprs_of_simd),
+                          uint32_t(c.lds_bytes)};
+  return int(workgroups_of_unit(limits, vgprs, lds_bytes, uint32_t(waves)));
 }
 
 // ---- dealing

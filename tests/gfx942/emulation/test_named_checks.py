@@ -32,6 +32,25 @@ BOTH_WRITE = """v_and_b32 v4, 63, v0
   s_waitcnt lgkmcnt(0)"""
 
 
+# The workgroup whose number is the second argument sets the flag; the others wait for it.
+WAITS_FOR_THE_LAST = """  s_load_dwordx2 s[8:9], s[0:1], 0x0
+  s_load_dword s10, s[0:1], 0x8
+  v_mov_b32 v1, 0
+  v_mov_b32 v2, 1
+  s_waitcnt lgkmcnt(0)
+  s_cmp_lg_u32 s2, s10
+  s_cbranch_scc1 again
+  global_atomic_swap v1, v2, s[8:9]
+  s_endpgm
+again:
+  v_mov_b32 v2, 0
+  global_atomic_or v3, v1, v2, s[8:9] RETURNS
+  s_waitcnt vmcnt(0)
+  v_readfirstlane_b32 s11, v3
+  s_cmp_eq_u32 s11, 0
+  s_cbranch_scc1 again""".replace("RETURNS", "glc" if builds.CHIP == "gfx90a" else "sc0")
+
+
 def undefined(device: ModuleType) -> None:
     run(device, "v_add_u32 v20, 1, v40", {}, ["v20"])
 
@@ -134,11 +153,20 @@ def argument_block(device: ModuleType) -> None:
     assert found.tolist() == [7, 0xFFFFFFFF]
 
 
+def deadlock(device: ModuleType) -> None:
+    """A workgroup has all LDS of its compute unit and waits for the last one, which has no unit left to begin on."""
+    units, memory = device.properties()["compute_units"], device.properties()["lds_bytes"]
+    flag = np.zeros(1, np.uint32)
+    with device.schedule(1), device.Module(device.assemble(kernel_text(WAITS_FOR_THE_LAST, ["*", 4]))) as module:
+        module.launch("kernel", units + 1, WAVE, (flag, units), lds=memory)
+    assert flag[0] == 1
+
+
 CASES: dict[str, Callable[[ModuleType], None]] = {
     f.__name__.replace("_", "-"): f
     for f in (
         undefined, wait, lds_race, lds_wait, lds_same_bytes, divergent_barrier, ended_barrier, buffer_offset,
-        buffer_stride, ieee_mode, argument_block,
+        buffer_stride, ieee_mode, argument_block, deadlock,
     )
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers: memory behind a descriptor (V#) whose size the hardware checks. Loads beyond it give 0, stores are dropped.
 #include "memory_access.h"
+#include "memory_order.h"
 
 namespace gfx942 {
 
@@ -159,10 +160,13 @@ void store(Wave& w, const Instruction& i) {
     check_addresses(w, i, p, kUnit<Kind>, true);
     Operand one = from;
     one.index = uint16_t(from.index + k), one.registers = 1;
-    if constexpr (Kind::bytes >= 4)
-      store_dwords<1>(w, i, p, one);
-    else
-      Kind::store(w, i, p, one);
+    {
+      const OrderedStore order(w, p, kUnit<Kind>);
+      if constexpr (Kind::bytes >= 4)
+        store_dwords<1>(w, i, p, one);
+      else
+        Kind::store(w, i, p, one);
+    }
     for (uint64_t& a : p.address) a += kUnit<Kind>;
   }
   w.issue_vm({});

@@ -26,6 +26,8 @@ constexpr KnownCheck kKnown[kChecks] = {
     {"ieee-mode", "a kernel begins without MODE.ieee", "signalling NaN stay as they are, and omod counts"},
     {"argument-block", "a launch gives fewer bytes of arguments than the kernel's metadata lists",
      "the bytes that are missing are 0xff"},
+    {"deadlock", "no wave can go on until a workgroup begins, and none can begin until another one ends",
+     "workgroups begin that the chip would not hold at once"},
 };
 
 }  // namespace

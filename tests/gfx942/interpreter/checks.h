@@ -27,9 +27,10 @@ enum class Check : uint8_t {
   buffer_offset,
   buffer_stride,
   ieee_mode,
-  argument_block
+  argument_block,
+  deadlock
 };
-constexpr int kChecks = int(Check::argument_block) + 1;
+constexpr int kChecks = int(Check::deadlock) + 1;
 
 struct KnownCheck {
   const char *name, *finds, *otherwise;  // otherwise: how the run goes on where it is a warning

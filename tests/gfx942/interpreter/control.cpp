@@ -49,6 +49,7 @@ void swap_pc(Wave& w, const Instruction& i) {
 void end(Wave& w, const Instruction&) { w.ended = true; }
 void barrier(Wave& w, const Instruction&) { w.at_barrier = true; }
 void nothing(Wave&, const Instruction&) {}
+void sleep(Wave& w, const Instruction&) { w.end_turn(); }
 void wait(Wave& w, const Instruction& i) {
   if (i.with.vmcnt >= 0) w.vm.wait(i.with.vmcnt);
   if (i.with.lgkmcnt >= 0) w.lgkm.wait(i.with.lgkmcnt);
@@ -123,7 +124,8 @@ void add_control(Table& t) {
   t["s_trap"] = of_unit(Unit::wait, &trap);
   t["s_barrier"] = of_unit(Unit::barrier, &barrier);
   t["s_waitcnt"] = of_unit(Unit::wait, &wait);
-  for (const char* name : {"s_nop", "s_sleep", "s_setprio", "s_icache_inv", "s_dcache_wb"})
+  t["s_sleep"] = of_unit(Unit::wait, &sleep);
+  for (const char* name : {"s_nop", "s_setprio", "s_icache_inv", "s_dcache_wb"})
     t[name] = of_unit(Unit::wait, &nothing);
   t["s_setvskip"] = of_unit(Unit::scalar, &set_skip);
   t["s_set_gpr_idx_on"] = of_unit(Unit::scalar, &index_on);

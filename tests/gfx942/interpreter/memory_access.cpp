@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "memory_order.h"
+
 namespace gfx942 {
 
 // ---- where lanes go
@@ -232,6 +234,7 @@ void store(Wave& w, const Instruction& i) {
   check_addresses(w, i, p, Kind::bytes, true);
   read_registers(w, i, from);
   check_stored(w, i, from, p.memory);  // LDS and scratch remember that a value is undefined
+  const OrderedStore order(w, p, Kind::bytes);
   Kind::store(w, i, p, from);
   issue_memory(w, i, p, {}, Lds::Use::write, Kind::bytes);
   tally_memory(w, i, p, Kind::bytes);
@@ -260,10 +263,18 @@ void check_scalars_stored(Wave& w, const Instruction& i) {
   for (int r = 0; r < count; ++r)
     if (w.s_defined[i.operand[0].index + r] != ~0u) w.complain_undefined(i, "stores an undefined value");
 }
+// As if one lane did it.
+LaneAddresses one_lane(uint64_t at) {
+  LaneAddresses p;
+  p.address[0] = at, p.memory = 1;
+  return p;
+}
 template <int count>
 void scalar_store(Wave& w, const Instruction& i) {
   const uint64_t at = scalar_address<count>(w, i, true);
   check_scalars_stored<count>(w, i);
+  const LaneAddresses p = one_lane(at);
+  const OrderedStore order(w, p, 4 * count);
   std::memcpy(reinterpret_cast<void*>(at), &w.s[i.operand[0].index], 4 * count);
   w.issue_lgkm({}, true);
 }
@@ -273,6 +284,8 @@ void scalar_increment(Wave& w, const Instruction& i) {
   check_scalars_stored<1>(w, i);
   const Operand& data = i.operand[0];
   const uint32_t most = w.s[data.index];
+  const LaneAddresses p = one_lane(at);
+  const OrderedStore order(w, p, 4);
   std::atomic_ref<uint32_t> cell(*reinterpret_cast<uint32_t*>(at));
   uint32_t old = cell.load();
   while (!cell.compare_exchange_weak(old, old >= most ? 0 : old + 1)) {

@@ -34,17 +34,26 @@ bool is_of_vectors(Unit u) {
 
 void Wave::run() {
   if (events)
-    run_on<true>();
+    run_on<true, false>();
   else
-    run_on<false>();
+    run_on<false, false>();
 }
 
-template <bool records>
+void Wave::run_turn(uint32_t instructions) {
+  turn_ = instructions;
+  run_on<false, true>();
+}
+
+template <bool records, bool takes_turns>
 void Wave::run_on() {
   const Instruction* all = code.instructions.data();
   uint64_t *executed = tally->executed.data(), *lanes = tally->lanes.data();
   const uint32_t count = uint32_t(code.instructions.size());
   while (!ended && !at_barrier) {
+    if constexpr (takes_turns) {
+      if (!turn_) return;
+      --turn_;
+    }
     if (pc >= count) fail(all[count - 1], "the kernel runs past its end");
     const Instruction& i = all[pc];
     if (mode.skips_vectors() && is_of_vectors(i.operation->unit)) [[unlikely]] {

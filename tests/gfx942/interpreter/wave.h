@@ -20,6 +20,7 @@ namespace gfx942 {
 // The upper halves of flat addresses that mean LDS and scratch.
 constexpr uint32_t kSharedAperture = 0xfffe0000u, kPrivateAperture = 0xfffd0000u;
 
+class MemoryOrder;
 class Workgroup;
 struct Tally;
 
@@ -87,7 +88,8 @@ class Wave {
   Workgroup& group;
   const Code& code;
   Tally* tally = nullptr;
-  Events* events = nullptr;  // where what it does is recorded, if it is
+  Events* events = nullptr;      // where what it does is recorded, if it is
+  MemoryOrder* order = nullptr;  // of the launch, where its waves take turns
   Outstanding vm, lgkm;
   std::vector<uint8_t> scratch, scratch_defined;  // lane by lane, of code.scratch_bytes each
 
@@ -104,6 +106,9 @@ class Wave {
 
   void reset();
   void run();  // until it ends or waits at a barrier
+  // The same, but at most so many instructions: the other waves of a launch then have their turns (schedule.h).
+  void run_turn(uint32_t instructions);
+  void end_turn() { turn_ = 0; }
   void leave_barrier();
 
   // LDS accesses that no wait has passed yet, an instruction at a time.
@@ -176,8 +181,9 @@ class Wave {
   }
 
  private:
-  template <bool records>
+  template <bool records, bool takes_turns>
   void run_on();
+  uint32_t turn_ = 0;  // instructions that are left of it
   std::string report(const Instruction& i, const std::string& what, int lane) const;
   void run_indexed(const Instruction& i);
   const uint32_t* moved(const Instruction& i, const uint32_t* x, Vector& buffer, Mask& defined) const;

@@ -87,7 +87,7 @@ void Workgroup::start(Wave& w, int number) {
   w.tally = &tally_;
 }
 
-void Workgroup::run(std::array<uint32_t, 3> position, uint64_t most_words) {
+void Workgroup::begin(std::array<uint32_t, 3> position) {
   id = position;
   lds.reset();
   for (size_t k = 0; k < waves_.size(); ++k) {
@@ -97,22 +97,30 @@ void Workgroup::run(std::array<uint32_t, 3> position, uint64_t most_words) {
   }
   ++tally_.workgroups;
   tally_.waves += waves_.size();
+}
+
+void Workgroup::run(std::array<uint32_t, 3> position, uint64_t most_words) {
+  begin(position);
   // A wave runs until it ends or waits for the others.
   for (;;) {
-    size_t ended = 0, waiting = 0;
+    size_t ended = 0;
     for (auto& w : waves_) {
       if (!w->ended && !w->at_barrier) w->run();
-      ended += w->ended, waiting += w->at_barrier;
+      ended += w->ended;
     }
     if (ended == waves_.size()) return;
-    check_barrier();
     uint64_t words = 0;
     for (const Events& e : events_) words += e.words.size();
-    if (most_words && words > most_words) return;
-    lds.next_epoch();
-    for (auto& w : waves_)
-      if (w->at_barrier) w->leave_barrier();
+    if (most_words && words > most_words) return check_barrier();
+    leave_barrier();
   }
+}
+
+void Workgroup::leave_barrier() {
+  check_barrier();
+  lds.next_epoch();
+  for (auto& w : waves_)
+    if (w->at_barrier) w->leave_barrier();
 }
 
 // Hardware counts a wave that has ended as arrived, which hides the mistake if it is one. Waves that take turns wait at
@@ -143,6 +151,18 @@ std::vector<std::vector<uint32_t>> Workgroup::take_events() {
 }
 
 // ---- a launch
+
+uint32_t workgroups_of_unit(const UnitLimits& limits, uint32_t vgprs, uint32_t lds_bytes, uint32_t waves) {
+  constexpr uint32_t kGranule = 8;
+  const uint32_t registers = std::max(1u, (vgprs + kGranule - 1) / kGranule) * kGranule;
+  const uint32_t by_waves = std::min(limits.waves_of_simd, limits.vgprs_of_simd / registers) * limits.simds / waves;
+  return std::max(1u, lds_bytes ? std::min(by_waves, limits.lds_bytes / lds_bytes) : by_waves);
+}
+
+uint32_t workgroups_of_unit(const Launch& launch) {
+  const UnitLimits limits{4, 8, 512, launch.code->object->chip().lds_bytes};
+  return workgroups_of_unit(limits, launch.code->vgprs, launch.lds_bytes(), launch.waves());
+}
 
 void run(const Launch& launch, Tally& tally, const RunOptions& options) {
   const uint64_t all = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];

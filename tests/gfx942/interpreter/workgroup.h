@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "code.h"
@@ -47,6 +48,10 @@ class Workgroup {
 
   // From start to end, for the workgroup of that position in the grid.
   void run(std::array<uint32_t, 3> id, uint64_t most_words = 0);
+  // The same by turns of its waves: all are at the kernel's start; each has ended, or waits at the barrier.
+  void begin(std::array<uint32_t, 3> id);
+  void leave_barrier();
+  std::span<const std::unique_ptr<Wave>> waves() const { return waves_; }
   // What its waves did, if that is recorded.
   std::vector<std::vector<uint32_t>> take_events();
 
@@ -66,7 +71,14 @@ class Workgroup {
   std::vector<Events> events_;  // of each wave, if they are recorded
 };
 
-// All workgroups of a launch on the host's threads. Throws the first Fault.
+// How many workgroups a compute unit holds: by its waves, their registers and its LDS.
+struct UnitLimits {
+  uint32_t simds, waves_of_simd, vgprs_of_simd, lds_bytes;
+};
+uint32_t workgroups_of_unit(const UnitLimits& limits, uint32_t vgprs, uint32_t lds_bytes, uint32_t waves);
+uint32_t workgroups_of_unit(const Launch& launch);  // of the kernel's chip
+
+// All workgroups of a launch on the host's threads, each from start to end. Throws the first Fault.
 struct RunOptions {
   uint32_t sample = 1;  // only each sample-th workgroup: counters are then of those, and results incomplete
   std::vector<uint64_t> chosen = {};   // or these, by their numbers in the grid

@@ -42,6 +42,7 @@ class Fault(HipError):
 def library() -> ctypes.CDLL:
     """Loaded for everyone: libraries that need a libamdhip64.so.5 take this one."""
     loaded = ctypes.CDLL(str(builds.interpreter()), mode=ctypes.RTLD_GLOBAL)
+    loaded.gfx942_schedule.restype = ctypes.c_uint64
     for name in ("hipGetErrorString", "hipGetErrorName", "gfx942_last_fault", "gfx942_counters_json"):
         getattr(loaded, name).restype = ctypes.c_char_p
     texts = (
@@ -83,6 +84,19 @@ def described(name: str, *args: Any) -> Any:
 def set_sample(every: int) -> None:
     """Run only each so many-th workgroup: for counters alone, as results are then incomplete."""
     library().gfx942_set_sample(every)
+
+
+@contextlib.contextmanager
+def schedule(seed: int) -> Iterator[None]:
+    """Meanwhile the waves of every launch take turns (interpreter/schedule.h), the same ones with the same seed."""
+    if not 0 < seed < 1 << 64:
+        raise ValueError(f"seed: expected a whole number from 1 to 2^64 - 1, got {seed}")
+    before = library().gfx942_schedule()
+    library().gfx942_set_schedule(ctypes.c_uint64(seed))
+    try:
+        yield
+    finally:
+        library().gfx942_set_schedule(ctypes.c_uint64(before))
 
 
 def set_recording(wave_instructions: int) -> None:
@@ -215,14 +229,28 @@ class Module:
     def launch(self, name: str, grid: Extent, block: Extent, args: Sequence[Any] = (), lds: int = 0) -> None:
         """Grid is in blocks, lds the dynamic part. Arrays are what the kernel sees and changes, exactly as long as
         they are; numbers become what the parameter's size says, bytes and NumPy scalars are taken as they are."""
-        kernel = self.kernel(name)
-        explicit = [a for a in kernel.arguments if not a.kind.startswith("hidden_")]
+        segment = bytearray(self.kernel(name).kernarg_bytes)
+        for a, x in self._given(name, args):
+            segment[a.offset : a.offset + a.size] = x
+        self.launch_block(name, grid, block, bytes(segment), _arrays(args), lds)
+
+    def launch_cooperative(
+        self, name: str, grid: Extent, block: Extent, args: Sequence[Any] = (), lds: int = 0
+    ) -> None:
+        """The same, of a grid that the chip holds at once: all workgroups are there from the start."""
+        buffers = [ctypes.create_string_buffer(x, len(x)) for _, x in self._given(name, args)]
+        each = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
+        with _reachable(_arrays(args)):
+            hip(
+                "hipModuleLaunchCooperativeKernel", self._function(name), *_three(grid), *_three(block), lds, None, each
+            )
+
+    def _given(self, name: str, args: Sequence[Any]) -> list[tuple[Argument, bytes]]:
+        """What each explicit argument is, in bytes."""
+        explicit = [a for a in self.kernel(name).arguments if not a.kind.startswith("hidden_")]
         if len(explicit) != len(args):
             raise TypeError(f"{name}: expected {len(explicit)} arguments, got {len(args)}")
-        segment = bytearray(kernel.kernarg_bytes)
-        for a, x in zip(explicit, args, strict=True):
-            segment[a.offset : a.offset + a.size] = _bytes_of(x, a.size)
-        self.launch_block(name, grid, block, bytes(segment), [x for x in args if isinstance(x, np.ndarray)], lds)
+        return [(a, _bytes_of(x, a.size)) for a, x in zip(explicit, args, strict=True)]
 
     def launch_block(
         self, name: str, grid: Extent, block: Extent, segment: bytes, arrays: Sequence[np.ndarray] = (), lds: int = 0
@@ -232,14 +260,8 @@ class Module:
         size = ctypes.c_size_t(len(segment))
         buffer = ctypes.create_string_buffer(segment, len(segment))
         extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
-        ranges = _ranges(arrays)
-        for begin, end in ranges:
-            library().gfx942_register_memory(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
-        try:
+        with _reachable(arrays):
             hip("hipModuleLaunchKernel", self._function(name), *_three(grid), *_three(block), lds, None, None, extra)
-        finally:
-            for begin, _ in ranges:
-                library().gfx942_unregister_memory(ctypes.c_void_p(begin))
 
 
 def _three(extent: Extent) -> tuple[int, int, int]:
@@ -259,6 +281,23 @@ def _bytes_of(x: Any, size: int) -> bytes:
     if len(found) != size:
         raise TypeError(f"expected an argument of {size} bytes, got {len(found)}")
     return found
+
+
+def _arrays(args: Sequence[Any]) -> list[np.ndarray]:
+    return [x for x in args if isinstance(x, np.ndarray)]
+
+
+@contextlib.contextmanager
+def _reachable(arrays: Sequence[np.ndarray]) -> Iterator[None]:
+    """Meanwhile kernels may touch the arrays' memory."""
+    ranges = _ranges(arrays)
+    for begin, end in ranges:
+        library().gfx942_register_memory(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin))
+    try:
+        yield
+    finally:
+        for begin, _ in ranges:
+            library().gfx942_unregister_memory(ctypes.c_void_p(begin))
 
 
 def _ranges(arrays: Sequence[np.ndarray]) -> list[tuple[int, int]]:

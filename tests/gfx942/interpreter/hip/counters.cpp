@@ -75,6 +75,16 @@ void gfx942_reset_counters() {
   runtime().records.clear();
 }
 
+void gfx942_set_schedule(uint64_t seed) {
+  const std::lock_guard guard(runtime().lock);
+  runtime().schedule = seed;
+}
+
+uint64_t gfx942_schedule() {
+  const std::lock_guard guard(runtime().lock);
+  return runtime().schedule;
+}
+
 void gfx942_set_recording(uint64_t wave_instructions) {
   const std::lock_guard guard(runtime().lock);
   runtime().recorded_instructions = wave_instructions;

@@ -56,7 +56,7 @@ hipDeviceProp_t properties_of(const Chip& c) {
   p.arch.hasSharedFloatAtomicExch = p.arch.hasFloatAtomicAdd = p.arch.hasGlobalInt64Atomics = 1;
   p.arch.hasSharedInt64Atomics = p.arch.hasDoubles = p.arch.hasWarpVote = p.arch.hasWarpBallot = 1;
   p.arch.hasWarpShuffle = p.arch.hasThreadFenceSystem = p.arch.has3dGrid = 1;
-  p.canMapHostMemory = p.isLargeBar = p.ECCEnabled = 1;
+  p.canMapHostMemory = p.isLargeBar = p.ECCEnabled = p.cooperativeLaunch = 1;
   p.memPitch = INT_MAX;
   return p;
 }
@@ -109,8 +109,9 @@ int attribute_of(hipDeviceAttribute_t which) {
       return p.clockInstructionRate;
     case hipDeviceAttributeIsLargeBar:
       return p.isLargeBar;
-    case hipDeviceAttributeConcurrentKernels:
     case hipDeviceAttributeCooperativeLaunch:
+      return p.cooperativeLaunch;
+    case hipDeviceAttributeConcurrentKernels:
     case hipDeviceAttributeCooperativeMultiDeviceLaunch:
     case hipDeviceAttributeIntegrated:
     case hipDeviceAttributeIsMultiGpuBoard:

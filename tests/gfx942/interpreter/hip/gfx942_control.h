@@ -12,6 +12,10 @@ extern "C" {
 
 // ---- how launches run
 void gfx942_set_sample(uint32_t every);  // only each so many-th workgroup of a launch: results are then incomplete
+// From now on the waves of a launch take turns, the same ones with the same seed; 0: workgroups run one after the
+// other, except in cooperative launches. At the start it is what GFX942_SCHEDULE says.
+void gfx942_set_schedule(uint64_t seed);
+uint64_t gfx942_schedule(void);
 // From now on a launch runs as many workgroups as make about so many wave instructions, and what they do is recorded,
 // to be timed; 0: launches run as they are, and nothing is. What was recorded stays until it is forgotten.
 void gfx942_set_recording(uint64_t wave_instructions);

@@ -5,6 +5,7 @@
 #include "memory.h"
 #include "recording.h"
 #include "runtime.h"
+#include "schedule.h"
 
 namespace gfx942::hip {
 namespace {
@@ -24,6 +25,8 @@ uint16_t dimensions_of(const Shape& s) { return s.grid[2] * s.block[2] > 1 ? 3 :
 std::string text_of(const std::array<uint32_t, 3>& x) {
   return std::to_string(x[0]) + " x " + std::to_string(x[1]) + " x " + std::to_string(x[2]);
 }
+
+uint64_t workgroups_of(const Shape& s) { return uint64_t(s.grid[0]) * s.grid[1] * s.grid[2]; }
 
 void check_limits(const Code& code, const Shape& s) {
   const auto refuse = [&](const std::string& why) {
@@ -165,7 +168,7 @@ Shape shape_of(const dim3& grid, const dim3& block, size_t dynamic_lds) {
 
 }  // namespace
 
-void launch(const Function& function, const Shape& shape, const Arguments& arguments) {
+void launch(const Function& function, const Shape& shape, const Arguments& arguments, bool cooperative) {
   const Code& code = function.code();
   check_limits(code, shape);
   check_mode(code);
@@ -179,8 +182,19 @@ void launch(const Function& function, const Shape& shape, const Arguments& argum
   l.dynamic_lds = shape.dynamic_lds;
   l.arguments = segments.arguments();
   l.packet = segments.packet();
+  const uint64_t held = uint64_t(workgroups_of_unit(l)) * uint64_t(chip().compute_units);
+  if (cooperative && workgroups_of(shape) > held)
+    throw Error(hipErrorCooperativeLaunchTooLarge, code.name + ": a cooperative launch of " +
+                                                       std::to_string(workgroups_of(shape)) +
+                                                       " blocks; the chip holds " + std::to_string(held) + " at once");
+  const bool takes_turns = cooperative || runtime().schedule;
+  if (takes_turns && (runtime().recorded_instructions || runtime().options.sample != 1))
+    throw Error(hipErrorNotSupported,
+                code.name + ": a launch whose workgroups take turns can be neither recorded nor sampled");
   ++record.launches[shape];
-  if (const uint64_t instructions = runtime().recorded_instructions)
+  if (takes_turns)
+    run_in_turns(l, record.tally, runtime().schedule);
+  else if (const uint64_t instructions = runtime().recorded_instructions)
     runtime().recorded.emplace_back(&function, gfx942::record(l, record.tally, instructions));
   else
     run(l, record.tally, runtime().options);
@@ -212,6 +226,36 @@ hipError_t hipLaunchKernel(const void* host_function, dim3 grid, dim3 block, voi
   return call([&] {
     check_stream(stream);
     launch(runtime().kernel(host_function), shape_of(grid, block, dynamic_lds), {arguments, {}});
+  });
+}
+
+hipError_t hipLaunchCooperativeKernel(const void* host_function, dim3 grid, dim3 block, void** arguments,
+                                      unsigned dynamic_lds, hipStream_t stream) {
+  return call([&] {
+    check_stream(stream);
+    launch(runtime().kernel(host_function), shape_of(grid, block, dynamic_lds), {arguments, {}}, true);
+  });
+}
+
+hipError_t hipModuleLaunchCooperativeKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned dynamic_lds,
+                                            hipStream_t stream, void** arguments) {
+  return call([&] {
+    check_stream(stream);
+    launch(given(reinterpret_cast<Function*>(function), "the function"),
+           shape_of({grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, dynamic_lds), {arguments, {}}, true);
+  });
+}
+
+hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* host_function, int threads,
+                                                        size_t dynamic_lds) {
+  return call([&] {
+    Launch l;
+    l.code = &runtime().kernel(host_function).code();
+    const Shape shape = shape_of({1}, {unsigned(std::max(threads, 0))}, dynamic_lds);
+    check_limits(*l.code, shape);
+    l.block = shape.block, l.dynamic_lds = shape.dynamic_lds;
+    given(blocks, "the number of blocks") = int(workgroups_of_unit(l));
   });
 }
 

@@ -2,6 +2,8 @@
 // Code objects: what host code registers when it is loaded, and what is loaded as a module.
 #include <elf.h>
 
+#include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -79,6 +81,15 @@ Function& Module::function(const std::string& name) {
 }
 
 const Code& Function::code() const { return module->object().kernel(name); }
+
+Runtime::Runtime() : schedule(0) {
+  const char* given = std::getenv("GFX942_SCHEDULE");
+  if (!given) return;
+  const std::string_view text = given;
+  const auto [end, error] = std::from_chars(text.begin(), text.end(), schedule);
+  if (error != std::errc() || end != text.end())
+    throw Fault("GFX942_SCHEDULE: expected a whole number, the seed, got \"" + std::string(text) + "\"");
+}
 
 Module& Runtime::add(const uint8_t* image) {
   auto made = std::make_unique<Module>(image);

@@ -111,7 +111,8 @@ struct Arguments {
   void* const* each = nullptr;
   std::span<const uint8_t> buffer;
 };
-void launch(const Function& function, const Shape& shape, const Arguments& arguments);
+// Cooperative: all workgroups are there at once, and their waves take turns.
+void launch(const Function& function, const Shape& shape, const Arguments& arguments, bool cooperative = false);
 void check_stream(hipStream_t stream);
 
 struct Runtime {
@@ -121,9 +122,11 @@ struct Runtime {
   std::unordered_map<const void*, Variable> variables;  // by the address of the host's shadow
   std::map<const Function*, Record> records;            // of those that were launched
   RunOptions options;
+  uint64_t schedule;  // the seed of every launch's turns (schedule.h); 0: only cooperative launches take turns
   uint64_t recorded_instructions = 0;  // about so many a launch; 0: nothing is recorded
   std::vector<std::pair<const Function*, RecordedLaunch>> recorded;
 
+  Runtime();  // with the seed that GFX942_SCHEDULE says
   Module& add(const uint8_t* image);
   void remove(Module* module);
   Module& module(const void* handle);
