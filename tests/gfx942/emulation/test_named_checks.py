@@ -162,11 +162,20 @@ def deadlock(device: ModuleType) -> None:
     assert flag[0] == 1
 
 
+def memory_order(device: ModuleType) -> None:
+    """Two waves of a workgroup store to the same bytes of memory."""
+    x = np.zeros(1, np.uint32)
+    with device.schedule(1):
+        run(device, "v_mov_b32 v4, 0\n  global_store_dword v4, v0, s[12:13]", {}, [], threads=TWO_WAVES, arrays=[x])
+    assert x[0] in range(TWO_WAVES)
+
+
 CASES: dict[str, Callable[[ModuleType], None]] = {
     f.__name__.replace("_", "-"): f
     for f in (
         undefined, wait, lds_race, lds_wait, lds_same_bytes, divergent_barrier, ended_barrier, buffer_offset,
         buffer_stride, ieee_mode, argument_block, deadlock,
+        memory_order,
     )
 }  # fmt: skip
 

@@ -92,6 +92,7 @@ void tally_buffer(Wave& w, const Instruction& i, BufferPlaces p, uint32_t unit, 
 void load_to_lds(Wave& w, const Instruction& i) {
   BufferPlaces p = buffer_places(w, i, 0, 4, 1);
   check_addresses(w, i, p, 4, false);
+  order_load(w, i, p, 4);
   Operand m0;
   m0.kind = Operand::Kind::scalar, m0.index = kM0;
   const uint32_t base = uint32_t(w.known_scalar(i, m0, "M0") & 0xffff) + uint32_t(i.with.offset);
@@ -131,6 +132,7 @@ void load(Wave& w, const Instruction& i) {
   for (int k = 0; k < kUnits<Kind>; ++k) {
     p.memory = p.within[k];
     check_addresses(w, i, p, kUnit<Kind>, false);
+    order_load(w, i, p, kUnit<Kind>);
     Operand one = to;
     one.index = uint16_t(to.index + k), one.registers = 1;
     if constexpr (kWords)
@@ -161,7 +163,7 @@ void store(Wave& w, const Instruction& i) {
     Operand one = from;
     one.index = uint16_t(from.index + k), one.registers = 1;
     {
-      const OrderedStore order(w, p, kUnit<Kind>);
+      const OrderedStore order(w, i, p, kUnit<Kind>);
       if constexpr (Kind::bytes >= 4)
         store_dwords<1>(w, i, p, one);
       else

@@ -28,6 +28,8 @@ constexpr KnownCheck kKnown[kChecks] = {
      "the bytes that are missing are 0xff"},
     {"deadlock", "no wave can go on until a workgroup begins, and none can begin until another one ends",
      "workgroups begin that the chip would not hold at once"},
+    {"memory-order", "waves of one launch access the same byte, one stores to it, and nothing orders the two",
+     "memory is as the turns that were taken leave it"},
 };
 
 }  // namespace

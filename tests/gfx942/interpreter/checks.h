@@ -28,9 +28,10 @@ enum class Check : uint8_t {
   buffer_stride,
   ieee_mode,
   argument_block,
-  deadlock
+  deadlock,
+  memory_order
 };
-constexpr int kChecks = int(Check::deadlock) + 1;
+constexpr int kChecks = int(Check::memory_order) + 1;
 
 struct KnownCheck {
   const char *name, *finds, *otherwise;  // otherwise: how the run goes on where it is a warning

@@ -2,6 +2,7 @@
 // Where a wave goes on, what it waits for, and its MODE.
 #include <algorithm>
 
+#include "memory_order.h"
 #include "operations.h"
 #include "workgroup.h"
 
@@ -53,6 +54,7 @@ void sleep(Wave& w, const Instruction&) { w.end_turn(); }
 void wait(Wave& w, const Instruction& i) {
   if (i.with.vmcnt >= 0) w.vm.wait(i.with.vmcnt);
   if (i.with.lgkmcnt >= 0) w.lgkm.wait(i.with.lgkmcnt);
+  if (w.order && i.with.vmcnt >= 0) w.order->wait(w, i.with.vmcnt == 0);
 }
 void halt(Wave& w, const Instruction& i) {
   if (i.operand[0].value & 1) w.fail(i, "the wave halts");

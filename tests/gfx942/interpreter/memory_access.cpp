@@ -223,6 +223,7 @@ void load(Wave& w, const Instruction& i) {
   const LaneAddresses p = places<segment>(w, i, 1);
   check_addresses(w, i, p, Kind::bytes, false);
   check_memory_result(w, i, to);
+  order_load(w, i, p, Kind::bytes);
   Kind::load(w, i, p, to);
   issue_memory(w, i, p, to, Lds::Use::read, Kind::bytes);
   tally_memory(w, i, p, Kind::bytes);
@@ -234,7 +235,7 @@ void store(Wave& w, const Instruction& i) {
   check_addresses(w, i, p, Kind::bytes, true);
   read_registers(w, i, from);
   check_stored(w, i, from, p.memory);  // LDS and scratch remember that a value is undefined
-  const OrderedStore order(w, p, Kind::bytes);
+  const OrderedStore order(w, i, p, Kind::bytes);
   Kind::store(w, i, p, from);
   issue_memory(w, i, p, {}, Lds::Use::write, Kind::bytes);
   tally_memory(w, i, p, Kind::bytes);
@@ -274,7 +275,7 @@ void scalar_store(Wave& w, const Instruction& i) {
   const uint64_t at = scalar_address<count>(w, i, true);
   check_scalars_stored<count>(w, i);
   const LaneAddresses p = one_lane(at);
-  const OrderedStore order(w, p, 4 * count);
+  const OrderedStore order(w, i, p, 4 * count);
   std::memcpy(reinterpret_cast<void*>(at), &w.s[i.operand[0].index], 4 * count);
   w.issue_lgkm({}, true);
 }
@@ -285,7 +286,7 @@ void scalar_increment(Wave& w, const Instruction& i) {
   const Operand& data = i.operand[0];
   const uint32_t most = w.s[data.index];
   const LaneAddresses p = one_lane(at);
-  const OrderedStore order(w, p, 4);
+  const OrderedStore order(w, i, p, 4, MemoryOrder::Use::atomic);
   std::atomic_ref<uint32_t> cell(*reinterpret_cast<uint32_t*>(at));
   uint32_t old = cell.load();
   while (!cell.compare_exchange_weak(old, old >= most ? 0 : old + 1)) {
@@ -298,6 +299,7 @@ template <int count>
 void scalar_load(Wave& w, const Instruction& i) {
   const Operand& to = i.operand[0];
   const uint64_t at = scalar_address<count>(w, i, false);
+  if (w.order) w.order->access(w, i, one_lane(at), 4 * count, MemoryOrder::Use::scalar_load);
   std::memcpy(&w.s[to.index], reinterpret_cast<const void*>(at), 4 * count);
   std::fill_n(&w.s_defined[to.index], count, ~0u);
   w.issue_lgkm(to, true);
@@ -313,8 +315,14 @@ void add(Table& t, const std::string& name) {
   });
 }
 
-// Caches, of which there are none here.
+// Caches, of which there are none here: they matter for what waves pass to each other.
 void nothing(Wave&, const Instruction&) {}
+void write_back(Wave& w, const Instruction& i) {
+  if (w.order && i.with.sc1) w.order->write_back(w);
+}
+void invalidate(Wave& w, const Instruction& i) {
+  if (w.order && i.with.sc1) w.order->invalidate(w);
+}
 
 }  // namespace
 
@@ -331,7 +339,9 @@ void add_memory(Table& t) {
   t["s_store_dwordx2"] = {&scalar_store<2>, Unit::scalar_memory, 4, 0, {}};
   t["s_store_dwordx4"] = {&scalar_store<4>, Unit::scalar_memory, 4, 0, {}};
   t["s_atomic_inc"] = {&scalar_increment, Unit::scalar_memory, 4, 0, {}};
-  for (const char* name : {"buffer_wbl2", "buffer_inv", "buffer_invl2", "buffer_wbinvl1", "buffer_wbinvl1_vol"})
+  t["buffer_wbl2"] = {&write_back, Unit::wait, 4, 0, {}};
+  t["buffer_inv"] = {&invalidate, Unit::wait, 4, 0, {}};
+  for (const char* name : {"buffer_invl2", "buffer_wbinvl1", "buffer_wbinvl1_vol"})
     t[name] = {&nothing, Unit::wait, 4, 0, {}};
   add_buffers(t);
   add_memory_atomics(t);

@@ -46,7 +46,7 @@ void atomic(Wave& w, const Instruction& i, const LaneAddresses& p, const Operand
   check_stored(w, i, data, p.memory | p.lds);
   if (p.scratch) w.fail(i, "an atomic in scratch is not implemented", std::countr_zero(p.scratch));
   if (returned) check_memory_result(w, i, returned);
-  const OrderedStore order(w, p, sizeof(U));
+  const OrderedStore order(w, i, p, sizeof(U), MemoryOrder::Use::atomic);
   Vector old[kRegisters];
   Mask defined = p.memory | p.lds;
   AtomicMode mode;

@@ -35,7 +35,8 @@ class Turns {
       : launch_(launch),
         tally_(tally),
         random_(seed),
-        all_(uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2]) {}
+        all_(uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2]),
+        order_(launch) {}
 
   void run() {
     const uint64_t held = uint64_t(workgroups_of_unit(launch_)) * uint64_t(launch_.code->object->chip().compute_units);

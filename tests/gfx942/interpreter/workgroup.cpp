@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "memory_order.h"
+
 namespace gfx942 {
 
 void Tally::add(const Tally& other) {
@@ -119,6 +121,7 @@ void Workgroup::run(std::array<uint32_t, 3> position, uint64_t most_words) {
 void Workgroup::leave_barrier() {
   check_barrier();
   lds.next_epoch();
+  if (MemoryOrder* order = waves_[0]->order) order->meet(*this);
   for (auto& w : waves_)
     if (w->at_barrier) w->leave_barrier();
 }
