@@ -59,12 +59,24 @@ def _counted(device: ModuleType) -> None:
 @pytest.mark.parametrize(("dtype", "bits", "batch", "changes"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 @pytest.mark.parametrize("head", [True, False], ids=["logits", "hidden"])
 def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, changes: dict, head: bool) -> None:
+    _ran.add((dtype, bits, batch, head, str(changes)))
+    check_step(dtype, bits, batch, changes, head)
+
+
+@pytest.mark.parametrize("case", ["bfloat16", "int8", "rows that are no pieces of 16 bytes"])
+def test_step_of_workgroups_that_take_turns(package: ModuleType, device: ModuleType, case: str) -> None:
+    """Nothing that waves pass to each other depends on which of them is faster."""
+    dtype, bits, batch, changes = next(c[1:] for c in CASES if c[0] == case)
+    with device.schedule(3):
+        check_step(dtype, bits, batch, changes, True)
+
+
+def check_step(dtype: torch.dtype, bits: int, batch: int, changes: dict[str, Any], head: bool) -> None:
     from support.peer_models import relative, small_model, tokens
     from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.decode_engine import DecodeEngine
     from xlstm_hip.models.quantize import quantize
 
-    _ran.add((dtype, bits, batch, head, str(changes)))
     model = small_model(dtype=dtype, **changes)
     if bits:
         quantize(model, bits, progress=False)

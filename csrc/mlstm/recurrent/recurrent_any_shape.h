@@ -60,11 +60,11 @@ struct ColumnOfTile {
     const bool writes_n = lane == 0 && (!is_last || value_index == 0);
     for (int d0 = group; d0 < dqk; d0 += kKeyGroups * kKeysAhead) {
       float c[kKeysAhead] = {};
-      if (c_before) {  // keys beyond the last repeat the last one, to avoid branches
+      if (c_before) {  // keys beyond the last repeat the thread's own, which no other thread writes in place
 #pragma unroll
         for (int a = 0; a < kKeysAhead; ++a) {
           const int d = d0 + a * kKeyGroups;
-          c[a] = c_before[(d < dqk ? d : dqk - 1) * dhv];
+          c[a] = c_before[(d < dqk ? d : d0) * dhv];
         }
       }
 #pragma unroll
