@@ -16,6 +16,12 @@ void is_rows(const char* name, const xlstm_rows& x, xlstm_dtype dtype, bool on_h
   has_dtype(name, x, dtype);
 }
 
+// A norm's result, and its gradient: of the promoted dtype, or a two-byte one, to which float32 is rounded once more.
+void is_result(const char* name, const xlstm_rows& y, xlstm_dtype promoted, bool on_host) {
+  const bool two_byte = y.dtype == XLSTM_BFLOAT16 || y.dtype == XLSTM_FLOAT16;
+  is_rows(name, y, two_byte && promoted == XLSTM_FLOAT32 ? y.dtype : promoted, on_host);
+}
+
 void check(const xlstm_norm& in, bool on_host) {
   at_least("rows", in.rows, 0);
   at_least("heads", in.heads, 1);
@@ -52,13 +58,13 @@ void check_norm_forward(const xlstm_norm_forward& p, bool on_host) {
   check(p.in, on_host);
   const NormDtypes dtypes = dtypes_of(p.in);
   if (p.in.residual.data) is_rows("sum", p.sum, dtypes.sum, on_host);
-  is_rows("y", p.y, dtypes.y, on_host);
+  is_result("y", p.y, dtypes.y, on_host);
 }
 
 void check_norm_backward(const xlstm_norm_backward& p, bool on_host) {
   check(p.in, on_host);
   if (p.in.residual.data) invalid("residual: expected none in backward, where x is the sum");
-  is_rows("dy", p.dy, dtypes_of(p.in).y, on_host);
+  is_result("dy", p.dy, dtypes_of(p.in).y, on_host);
   if (p.dsum.data) is_rows("dsum", p.dsum, p.in.x.dtype, on_host);
   is_rows("dx", p.dx, p.in.x.dtype, on_host);
   if (p.in.gate.data) is_rows("dgate", p.dgate, p.in.gate.dtype, on_host);

@@ -266,7 +266,7 @@ typedef struct xlstm_norm {
 typedef struct xlstm_norm_forward {
   xlstm_norm in;
   xlstm_rows sum; /* x' */
-  xlstm_rows y;
+  xlstm_rows y;   /* of the promoted dtype; where that is float32, also bfloat16 or float16; dy alike */
 } xlstm_norm_forward;
 
 typedef struct xlstm_norm_backward {

@@ -33,8 +33,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-inline xlstm_dtype dtype_of(const char* name, const Tensor& x) {
-  switch (x.scalar_type()) {
+inline xlstm_dtype dtype_of(const char* name, ScalarType type) {
+  switch (type) {
     case ScalarType::Float:
       return XLSTM_FLOAT32;
     case ScalarType::BFloat16:
@@ -47,6 +47,7 @@ inline xlstm_dtype dtype_of(const char* name, const Tensor& x) {
       STD_TORCH_CHECK(false, name, ": expected float32, bfloat16, float16 or float64");
   }
 }
+inline xlstm_dtype dtype_of(const char* name, const Tensor& x) { return dtype_of(name, x.scalar_type()); }
 
 inline ScalarType wide_dtype(const Tensor& q) {
   return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;

@@ -13,6 +13,9 @@ constexpr Call<xlstm_norm_backward> kNormBackward = {xlstm_norm_backward_pass, x
 // The result for a gradient that is not requested.
 Tensor empty_tensor(const Tensor& like) { return torch::stable::new_empty(like, {int64_t(0)}); }
 
+// The dtype of a norm's result, where the caller does not leave it to torch's promotion.
+using OptionalDtype = std::optional<ScalarType>;
+
 struct NormInputs {
   const OptionalTensor &weight, &bias;
   double eps;
@@ -32,18 +35,23 @@ struct NormInputs {
   }
 };
 
-Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+xlstm_dtype result_dtype(const NormDtypes& dtypes, const OptionalDtype& asked) {
+  return asked ? dtype_of("out_dtype", *asked) : dtypes.y;
+}
+
+Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                const OptionalDtype& out_dtype) {
   const Rows rows = rows_of("x", x, x);
   NormInputs inputs{weight, bias, eps};
   xlstm_norm_forward p{};
   p.in = inputs.params(rows, 1, false);
-  Tensor y = new_rows(x, x.sizes(), dtypes_of(p.in).y, p.y, rows.features);
+  Tensor y = new_rows(x, x.sizes(), result_dtype(dtypes_of(p.in), out_dtype), p.y, rows.features);
   if (x.numel() > 0) run(x, p, kNorm);
   return y;
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& y, const OptionalTensor& weight,
-                                        const OptionalTensor& bias, double eps) {
+                                        const OptionalTensor& bias, double eps, const OptionalDtype& out_dtype) {
   same_shape("y", y, "x", x);
   const Rows rows = rows_of("x", x, x), residual = rows_of("y", y, x);
   NormInputs inputs{weight, bias, eps};
@@ -52,13 +60,13 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& y, const 
   p.in.residual = residual.rows;
   const NormDtypes dtypes = dtypes_of(p.in);
   Tensor sum = new_rows(x, x.sizes(), dtypes.sum, p.sum, rows.features);
-  Tensor normed = new_rows(x, x.sizes(), dtypes.y, p.y, rows.features);
+  Tensor normed = new_rows(x, x.sizes(), result_dtype(dtypes, out_dtype), p.y, rows.features);
   if (x.numel() > 0) run(x, p, kNorm);
   return {sum, normed};
 }
 
 Tensor head_norm_gate(const Tensor& h, const OptionalTensor& o, const OptionalTensor& weight,
-                      const OptionalTensor& bias, double eps, bool centred) {
+                      const OptionalTensor& bias, double eps, bool centred, const OptionalDtype& out_dtype) {
   const Rows rows = rows_of("h", h, h, 2);
   NormInputs inputs{weight, bias, eps};
   xlstm_norm_forward p{};
@@ -72,7 +80,7 @@ Tensor head_norm_gate(const Tensor& h, const OptionalTensor& o, const OptionalTe
                     "o: expected shape (..., NH * DHHV) with h of shape (..., NH, DHHV)");
     p.in.gate = gate.rows;
   }
-  Tensor y = new_rows(h, shape, dtypes_of(p.in).y, p.y, rows.features);
+  Tensor y = new_rows(h, shape, result_dtype(dtypes_of(p.in), out_dtype), p.y, rows.features);
   if (h.numel() > 0) run(h, p, kNorm);
   return y;
 }

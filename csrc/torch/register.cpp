@@ -80,12 +80,16 @@ XLSTM_OPS_DEF(m) {
       "attention_append_(Tensor(a!) cache, Tensor x, Tensor? cos, Tensor? sin, Tensor? start, Tensor? cache_batch_idx, "
       "Tensor? block_table, bool interleaved) -> ()");
   m.def("attention_combine(Tensor out_partial, Tensor lse_partial) -> (Tensor out, Tensor lse)");
-  m.def("rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
-  m.def("add_rms_norm(Tensor x, Tensor y, Tensor? weight, Tensor? bias, float eps) -> (Tensor total, Tensor normed)");
+  m.def("rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType? out_dtype=None) -> Tensor");
+  m.def(
+      "add_rms_norm(Tensor x, Tensor y, Tensor? weight, Tensor? bias, float eps, ScalarType? out_dtype=None) "
+      "-> (Tensor total, Tensor normed)");
   m.def(
       "rms_norm_backward(Tensor dy, Tensor? dtotal, Tensor x, Tensor? weight, Tensor? bias, float eps) "
       "-> (Tensor dx, Tensor dweight, Tensor dbias)");
-  m.def("head_norm_gate(Tensor h, Tensor? o, Tensor? weight, Tensor? bias, float eps, bool centred) -> Tensor");
+  m.def(
+      "head_norm_gate(Tensor h, Tensor? o, Tensor? weight, Tensor? bias, float eps, bool centred, "
+      "ScalarType? out_dtype=None) -> Tensor");
   m.def(
       "head_norm_gate_backward(Tensor dy, Tensor h, Tensor? o, Tensor? weight, Tensor? bias, float eps, bool centred) "
       "-> (Tensor dh, Tensor do, Tensor dweight, Tensor dbias)");

@@ -87,6 +87,24 @@ def test_autocast_is_as_exact_as_separate_products() -> None:
     assert {name: r for name, x in ratios.items() if (r := statistics.geometric_mean(x)) > 2} == {}
 
 
+def test_norms_have_the_dtype_of_products_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a module that others see reads them."""
+    model, seen = small_model(), []
+    linear = nn.functional.linear
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append(x.dtype)
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(nn.functional, "linear", watched)
+    passes(model, autocast=True)
+    assert set(seen[:-1]) == {torch.bfloat16}  # the head reads the last norm, a module of its own
+    seen.clear()
+    model.backbone.blocks[0].mlstm_layer.register_forward_hook(lambda module, args, output: seen.append(args[0].dtype))
+    passes(model, autocast=True)
+    assert seen[:2] == [torch.float32] * 2 and torch.float32 in seen[2:4] and torch.bfloat16 in seen
+
+
 def test_a_frozen_weight_gets_no_gradient() -> None:
     model, right = small_model(dtype=torch.float64), passes(small_model(dtype=torch.float64))
     frozen = "backbone.blocks.0.mlstm_layer.k.weight"

@@ -51,28 +51,30 @@ class Case:
         return tensors
 
 
-def _rms(shape: Shape, weight: bool = True, bias: bool = False, **more: Any) -> Case:
+def _rms(shape: Shape, weight: bool = True, bias: bool = False, narrow: bool = False, **more: Any) -> Case:
     shapes = (shape, *((shape[-1],),) * (weight + bias))
     name = f"rms_norm {'x'.join(map(str, shape))}{', no weight' * (not weight)}{', bias' * bias}{more.pop('also', '')}"
 
     def call(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, w=None, b=None: function(x, w, b, EPS)
+        return lambda x, w=None, b=None: function(x, w, b, EPS, x.dtype if narrow else None)
 
     return Case(name, call(layers.rms_norm), call(plain.rms_norm), shapes, **more)
 
 
-def _add(shape: Shape, bias: bool = False, **more: Any) -> Case:
+def _add(shape: Shape, bias: bool = False, narrow: bool = False, **more: Any) -> Case:
     name = f"add_rms_norm {'x'.join(map(str, shape))}{', bias' * bias}{more.pop('also', '')}"
 
     def call(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, y, w, b=None: function(x, y, w, b, EPS)
+        return lambda x, y, w, b=None: function(x, y, w, b, EPS, y.dtype if narrow else None)
 
     return Case(
         name, call(layers.add_rms_norm), call(plain.add_rms_norm), (shape, shape, *((shape[-1],),) * (1 + bias)), **more
     )
 
 
-def _head(shape: Shape, bias: bool = False, centred: bool = True, gate: bool = True, **more: Any) -> Case:
+def _head(
+    shape: Shape, bias: bool = False, centred: bool = True, gate: bool = True, narrow: bool = False, **more: Any
+) -> Case:
     *lead, heads, features = shape
     width = heads * features
     variant = f"{', bias' * bias}{', not centred' * (not centred)}{', no gate' * (not gate)}{more.pop('also', '')}"
@@ -81,7 +83,7 @@ def _head(shape: Shape, bias: bool = False, centred: bool = True, gate: bool = T
     def call(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(h: Tensor, *parameters: Tensor) -> Tensor:
             o, w, b = (*((None,) * (not gate)), *parameters, None)[:3]
-            return function(h, o, w, b, EPS, centred)
+            return function(h, o, w, b, EPS, centred, h.dtype if narrow else None)
 
         return run
 
@@ -137,12 +139,14 @@ CASES = (
     _rms((3, 16, 64), gaps=(0,), also=", strided"),
     _rms((18, 40), wide=(1,), also=", float32 weight"),
     _rms((5, 4096)),
+    _rms((9, 72), wide=(1,), narrow=True, also=", float32 weight, narrow"),
     _rms((2, 17001)),
     _add((2, 9, 64)),
     _add((3, 33), bias=True),
     _add((19, 1030)),
     _add((2, 8200)),
     _add((8, 48), wide=(0,), gaps=(1,), also=", float32 stream"),
+    _add((7, 88), wide=(0, 2), narrow=True, also=", float32 stream, narrow"),
     _head((2, 3, 4, 32)),
     _head((1, 1, 1, 7), bias=True),
     _head((5, 2, 512)),
@@ -152,6 +156,7 @@ CASES = (
     _head((6, 4, 16), gate=False),
     _head((2, 5, 2, 40), gaps=(1,), wide=(2,), also=", mixed"),
     _head((40, 8, 64), scale=0.01, also=", small"),
+    _head((3, 4, 2, 48), bias=True, wide=(2, 3), narrow=True, also=", float32 weight, narrow"),
     _cap((3, 5), 15.0, scale=40.0),
     _cap((1, 7, 4), 0.5),
     _cap((2, 40, 8), 15.0, scale=15.0, gaps=(0,), also=", strided"),

@@ -15,6 +15,13 @@ def inside_autocast(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
+def product_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype to which autocast casts x for a matrix product; None outside, and for what it does not cast."""
+    if not inside_autocast(x) or not x.is_floating_point() or x.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
 def in_kernel_dtype(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Casts the tensors, all on one device, to dtype if autocast is on for that device; else returns them unchanged.
 

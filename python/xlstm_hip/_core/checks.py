@@ -37,6 +37,14 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def promoted_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype of an operation of these by torch's promotion, where each has axes."""
+    first, *dtypes = (x.dtype for x in tensors if x is not None)
+    for dtype in dtypes:
+        first = torch.promote_types(first, dtype)
+    return first
+
+
 def states_in(dtype_state: torch.dtype | None, states: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """c and n in dtype_state; m as the kernel has it, never below float32, as bfloat16 would round small steps away."""
     if dtype_state is None:

@@ -4,7 +4,8 @@
 Each is one op if the library has a kernel for the tensors' device and dtype: on the CPU, and on a GPU for float32,
 bfloat16 and float16. Otherwise, and with XLSTM_HIP_BACKEND=reference, it is plain torch (reference/layers.py). In both
 cases reductions run in float32 (float64 for float64), dtypes promote as in torch, and a norm is rounded to its input's
-dtype before the weight is applied, the order with which xLSTM-7B was trained.
+dtype before the weight is applied, the order with which xLSTM-7B was trained. A norm whose result is float32 by that
+promotion is stored in a two-byte `out_dtype`, as a cast of the result would round it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._core import logging
-from .._core.checks import gradient_needed, one_of, same_device
+from .._core.checks import gradient_needed, one_of, promoted_dtype, same_device
 from .._core.environment import plain_torch_forced
 from .._core.ops import OPS, devices_with_kernels
 from ..reference import layers as plain
@@ -30,17 +31,34 @@ def _has_kernel(x: Tensor, layer: str) -> bool:
     return has
 
 
+def _result_dtype(out_dtype: torch.dtype | None, *tensors: Tensor | None) -> torch.dtype | None:
+    """out_dtype, or None where it is that of torch's promotion anyway."""
+    if out_dtype is None:
+        return None
+    promoted = promoted_dtype(*tensors)
+    if out_dtype == promoted:
+        return None
+    if promoted != torch.float32 or out_dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"out_dtype: expected {promoted} (the promoted dtype), or torch.bfloat16 or torch.float16 where that is "
+            f"torch.float32, got {out_dtype}"
+        )
+    return out_dtype
+
+
 def rms_norm(
     x: Tensor,  # (..., D)
     weight: Tensor | None,  # (D)
     bias: Tensor | None = None,  # (D)
     eps: float = 1e-6,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     same_device("x", x, weight=weight, bias=bias)
+    out_dtype = _result_dtype(out_dtype, x, weight, bias)
     if not _has_kernel(x, "rms_norm"):
-        return plain.rms_norm(x, weight, bias, eps)
+        return plain.rms_norm(x, weight, bias, eps, out_dtype)
     call = ops.RMSNormFunction.apply if gradient_needed(x, weight, bias) else OPS.rms_norm
-    return call(x, weight, bias, eps)
+    return call(x, weight, bias, eps, out_dtype)
 
 
 def add_rms_norm(
@@ -49,13 +67,15 @@ def add_rms_norm(
     weight: Tensor | None,  # (D)
     bias: Tensor | None = None,  # (D)
     eps: float = 1e-6,
+    out_dtype: torch.dtype | None = None,  # of the norm
 ) -> tuple[Tensor, Tensor]:
     """Returns x + y and its RMSNorm."""
     same_device("x", x, y=y, weight=weight, bias=bias)
+    out_dtype = _result_dtype(out_dtype, x, y, weight, bias)
     if not _has_kernel(x, "add_rms_norm"):
-        return plain.add_rms_norm(x, y, weight, bias, eps)
+        return plain.add_rms_norm(x, y, weight, bias, eps, out_dtype)
     call = ops.AddRMSNormFunction.apply if gradient_needed(x, y, weight, bias) else OPS.add_rms_norm
-    return call(x, y, weight, bias, eps)
+    return call(x, y, weight, bias, eps, out_dtype)
 
 
 def head_norm_gate(
@@ -65,13 +85,15 @@ def head_norm_gate(
     bias: Tensor | None = None,  # (NH * DHHV)
     eps: float = 1e-6,
     centred: bool = True,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # (..., NH * DHHV)
     """LayerNorm (centred) or RMSNorm of each head separately, multiplied by sigmoid(o)."""
     same_device("h", h, o=o, weight=weight, bias=bias)
+    out_dtype = _result_dtype(out_dtype, h, o, weight, bias)
     if not _has_kernel(h, "head_norm_gate"):
-        return plain.head_norm_gate(h, o, weight, bias, eps, centred)
+        return plain.head_norm_gate(h, o, weight, bias, eps, centred, out_dtype)
     call = ops.HeadNormGateFunction.apply if gradient_needed(h, o, weight, bias) else OPS.head_norm_gate
-    return call(h, o, weight, bias, eps, centred)
+    return call(h, o, weight, bias, eps, centred, out_dtype)
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:

@@ -8,17 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.checks import accumulate_dtype
+from .._core.checks import accumulate_dtype, promoted_dtype
 from .._core.ops import OPS, OpFunction, first_order
 
 # ---- shapes
-
-
-def _promoted(*tensors: Tensor | None) -> torch.dtype:
-    first, *dtypes = (x.dtype for x in tensors if x is not None)
-    for dtype in dtypes:
-        first = torch.promote_types(first, dtype)
-    return first
 
 
 def _like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -30,14 +23,14 @@ def _gradient(x: Tensor | None, beside: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("xlstm_hip::rms_norm")
-def _(x, weight, bias, eps):
-    return _like(x, _promoted(x, weight, bias))
+def _(x, weight, bias, eps, out_dtype=None):
+    return _like(x, out_dtype or promoted_dtype(x, weight, bias))
 
 
 @torch.library.register_fake("xlstm_hip::add_rms_norm")
-def _(x, y, weight, bias, eps):
-    total = _like(x, _promoted(x, y))
-    return total, _like(x, _promoted(total, weight, bias))
+def _(x, y, weight, bias, eps, out_dtype=None):
+    total = _like(x, promoted_dtype(x, y))
+    return total, _like(x, out_dtype or promoted_dtype(total, weight, bias))
 
 
 @torch.library.register_fake("xlstm_hip::rms_norm_backward")
@@ -46,8 +39,9 @@ def _(dy, dtotal, x, weight, bias, eps):
 
 
 @torch.library.register_fake("xlstm_hip::head_norm_gate")
-def _(h, o, weight, bias, eps, centred):
-    return h.new_empty(*h.shape[:-2], h.shape[-2] * h.shape[-1], dtype=_promoted(h, o, weight, bias))
+def _(h, o, weight, bias, eps, centred, out_dtype=None):
+    dtype = out_dtype or promoted_dtype(h, o, weight, bias)
+    return h.new_empty(*h.shape[:-2], h.shape[-2] * h.shape[-1], dtype=dtype)
 
 
 @torch.library.register_fake("xlstm_hip::head_norm_gate_backward")
@@ -67,7 +61,7 @@ def _(dy, x, cap):
 
 @torch.library.register_fake("xlstm_hip::swiglu")
 def _(gate, up):
-    return _like(gate, _promoted(gate, up))
+    return _like(gate, promoted_dtype(gate, up))
 
 
 @torch.library.register_fake("xlstm_hip::swiglu_fused")
@@ -111,25 +105,25 @@ def _if_present(x: Tensor | None, gradient: Tensor) -> Tensor | None:
 
 class RMSNormFunction(OpFunction):
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, eps):
+    def forward(ctx: Any, x, weight, bias, eps, out_dtype):
         ctx.save_for_backward(x, weight, bias)
         ctx.eps = eps
-        return OPS.rms_norm(x, weight, bias, eps)
+        return OPS.rms_norm(x, weight, bias, eps, out_dtype)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dy):
         x, weight, bias = ctx.saved_tensors
         dx, dweight, dbias = OPS.rms_norm_backward(dy, None, x, weight, bias, ctx.eps)
-        return dx, _if_present(weight, dweight), _if_present(bias, dbias), None
+        return dx, _if_present(weight, dweight), _if_present(bias, dbias), None, None
 
 
 class AddRMSNormFunction(OpFunction):
     """Backward needs only the sum, which the next layer keeps anyway."""
 
     @staticmethod
-    def forward(ctx: Any, x, y, weight, bias, eps):
-        total, normed = OPS.add_rms_norm(x, y, weight, bias, eps)
+    def forward(ctx: Any, x, y, weight, bias, eps, out_dtype):
+        total, normed = OPS.add_rms_norm(x, y, weight, bias, eps, out_dtype)
         ctx.save_for_backward(total, weight, bias)
         ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
         ctx.set_materialize_grads(False)
@@ -144,23 +138,23 @@ class AddRMSNormFunction(OpFunction):
             dtotal, dweight, dbias = OPS.rms_norm_backward(dnormed, dtotal, total, weight, bias, ctx.eps)
             dweight, dbias = _if_present(weight, dweight), _if_present(bias, dbias)
         if dtotal is None:
-            return None, None, None, None, None
-        return *(dtotal.to(dtype) for dtype in ctx.dtypes), dweight, dbias, None
+            return (None,) * 6
+        return *(dtotal.to(dtype) for dtype in ctx.dtypes), dweight, dbias, None, None
 
 
 class HeadNormGateFunction(OpFunction):
     @staticmethod
-    def forward(ctx: Any, h, o, weight, bias, eps, centred):
+    def forward(ctx: Any, h, o, weight, bias, eps, centred, out_dtype):
         ctx.save_for_backward(h, o, weight, bias)
         ctx.options = eps, centred
-        return OPS.head_norm_gate(h, o, weight, bias, eps, centred)
+        return OPS.head_norm_gate(h, o, weight, bias, eps, centred, out_dtype)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dy):
         h, o, weight, bias = ctx.saved_tensors
         dh, do, dweight, dbias = OPS.head_norm_gate_backward(dy, h, o, weight, bias, *ctx.options)
-        return dh, _if_present(o, do), _if_present(weight, dweight), _if_present(bias, dbias), None, None
+        return dh, _if_present(o, do), _if_present(weight, dweight), _if_present(bias, dbias), None, None, None
 
 
 class SoftCapFunction(OpFunction):

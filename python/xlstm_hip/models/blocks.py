@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import layers
+from .._core.autocast import product_dtype
+from .._core.checks import promoted_dtype
 from .config import xLSTMLargeConfig
 from .hooks import all_watched, known, watched, watches_gradients
-from .joined_products import in_product_dtype, joined, may_join
+from .joined_products import joined, may_join
 from .mlstm_call import LayerState, MLSTMCall
 from .norms import MultiHeadLayerNorm, RMSNorm
 
@@ -25,8 +27,19 @@ def to_be_called(module: nn.Module) -> bool:
     return watched(module) or watches_gradients(module) or not known(module) or all_watched()
 
 
-def normed(norm: Any, x: Tensor) -> Tensor:
-    return norm(x) if to_be_called(norm) else layers.rms_norm(x, norm.weight, norm.bias, norm.eps)
+def normed(norm: Any, x: Tensor, then: Any) -> Tensor:
+    """The norm of x, which `then` reads. Under autocast it is of the dtype of the products there, unless others may
+    see it."""
+    if to_be_called(norm):
+        return norm(x)
+    return layers.rms_norm(x, norm.weight, norm.bias, norm.eps, _dtype_for(then, norm, x))
+
+
+def _dtype_for(then: Any, norm: Any, *normed: Tensor) -> torch.dtype | None:
+    """The dtype of a norm that only products read, where torch's promotion would make it float32."""
+    if to_be_called(then) or promoted_dtype(*normed, norm.weight, norm.bias) != torch.float32:
+        return None
+    return product_dtype(normed[0])
 
 
 def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -> tuple[Tensor, ...]:
@@ -37,7 +50,6 @@ def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -
         return q, k, v, o, i, f
     wide, gates = (layer.q, layer.k, layer.v, layer.ogate_preact), (layer.igate_preact, layer.fgate_preact)
     if may_join(*wide) and may_join(*gates):
-        x = in_product_dtype(x)
         q, k, v, o = joined(x, *wide).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
         i, f = layers.soft_cap(joined(x, *gates), cap).chunk(2, dim=-1)
         return q, k, v, o, i, f
@@ -60,7 +72,9 @@ def run_mlstm_layer(
     if to_be_called(norm):
         h = norm(h).flatten(2) * torch.sigmoid(o)
     else:
-        h = layers.head_norm_gate(h, o, norm.weight, norm.bias, norm.eps)
+        h = layers.head_norm_gate(
+            h, o, norm.weight, norm.bias, norm.eps, out_dtype=_dtype_for(layer.out_proj, norm, h, o)
+        )
     return layer.out_proj(h), state
 
 
@@ -79,13 +93,13 @@ def run_block(
     state: LayerState | None,
     mask: Tensor | None,  # (B, S)
 ) -> tuple[Tensor, LayerState | None]:
-    y, state = block.mlstm_layer(normed(block.norm_mlstm, x), state, mask, call)
+    y, state = block.mlstm_layer(normed(block.norm_mlstm, x, block.mlstm_layer), state, mask, call)
     norm, ffn = block.norm_ffn, block.ffn
     if to_be_called(norm):
         x = x + y
         y = norm(x)
     else:
-        x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps)
+        x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps, _dtype_for(ffn, norm, x, y))
     return x + (ffn(y) if to_be_called(ffn) else run_feed_forward(ffn, y)), state
 
 

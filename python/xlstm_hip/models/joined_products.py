@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._core.autocast import inside_autocast
 from .hooks import all_watched, watched, watches_gradients
 
 
@@ -30,13 +29,6 @@ def joined(x: Tensor, *products: nn.Linear) -> Tensor:
     weights: list[Tensor] = [p.weight for p in products]
     biases: list[Tensor] = [p.bias for p in products if p.bias is not None]
     return nn.functional.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-
-
-def in_product_dtype(x: Tensor) -> Tensor:
-    """x as autocast would give it to each product."""
-    if not inside_autocast(x) or not x.is_floating_point() or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 def _plain(product: Any) -> bool:

@@ -23,23 +23,42 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _narrowed(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return x if dtype is None else x.to(dtype)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, out_dtype: torch.dtype | None = None
+) -> Tensor:
     y = F.rms_norm(_widened(x), x.shape[-1:], eps=eps)
-    return _scaled(y.to(x.dtype), weight, bias)
+    return _narrowed(_scaled(y.to(x.dtype), weight, bias), out_dtype)
 
 
-def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
     x = x + y
-    return x, rms_norm(x, weight, bias, eps)
+    return x, rms_norm(x, weight, bias, eps, out_dtype)
 
 
 def head_norm_gate(
-    h: Tensor, o: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+    h: Tensor,
+    o: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     wide, features = _widened(h), h.shape[-1:]
     y = F.layer_norm(wide, features, eps=eps) if centred else F.rms_norm(wide, features, eps=eps)
     y = _scaled(y.to(h.dtype).flatten(-2), weight, bias)
-    return y if o is None else torch.sigmoid(o) * y
+    return _narrowed(y if o is None else torch.sigmoid(o) * y, out_dtype)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
