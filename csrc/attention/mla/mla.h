@@ -9,9 +9,9 @@
 //   softmax  by the waves that have the scores; with 64 rows they send the weights, as operands, to the other waves
 //            through LDS
 //   out      each wave has 128 (64 rows: 64) of the 512 features for all rows of the block
-// The next tile loads into registers, or on NVIDIA into another buffer, while this one is multiplied. Eight lanes load
-// a key's row, a line of 128 bytes at a time: one page-table entry per row, whatever the page size, loaded a tile
-// ahead.
+// The next tile loads into registers, or on NVIDIA into another buffer, while this one is multiplied; with 16 rows on
+// CDNA the next two, because their products are shorter than HBM's latency. Eight lanes load a key's row, a line of 128
+// bytes at a time: one page-table entry per row, whatever the page size, loaded a tile ahead (key_slots.h).
 //
 // 64 rows take eight waves with half of the features each: two waves a SIMD on CDNA, where one wave's products hide the
 // other's reads of LDS. In sequence, scores, softmax and out need four barriers a tile, and the matrix units are idle
@@ -48,7 +48,7 @@ struct Mla {
   using Scores = typename Tiles::Scores;
   static constexpr MlaShape kShape = Tiles::kShape;
   static constexpr int kKeys = Tiles::kKeys, kRowStrips = Tiles::kRowStrips, kParts = Tiles::kParts;
-  static constexpr int kBlocks = Tiles::kBlocks;
+  static constexpr int kBlocks = Tiles::kBlocks, kAhead = kShape.tiles_ahead;
 
   Tiles& tiles;
 
@@ -61,9 +61,10 @@ struct Mla {
 #pragma unroll
         for (int rs = 0; rs < kRowStrips; ++rs) tiles.out[b][t][rs].zero();
     if (begin < end) {
-      tiles.fetch_pages(begin);
-      tiles.fetch(0, begin);
-      tiles.fetch_pages(begin + kKeys);
+      tiles.keys = KeySlots(tiles.at, tiles.key_head, sizeof(E), uniform(end - 1));
+      tiles.look_up(begin);
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) tiles.fetch(n, begin + n * kKeys, n);
     }
     if constexpr (Tiles::kOverlapped)
       walk_overlapped(begin, end, visible);
@@ -78,47 +79,50 @@ struct Mla {
   }
 
   XLSTM_DEVICE void walk_in_turn(int begin, int end, const VisibleKeys& visible) {
-    int n = 0;
-    for (int first = begin; first < end; first += kKeys, ++n) {
-      arrive(n);
-      if (first + kKeys < end) {
-        tiles.fetch(n + 1, first + kKeys);
-        tiles.fetch_pages(first + 2 * kKeys);
-      }
-      Scores s;
-      tiles.multiply_keys(s, n);
-      if constexpr (kParts > 1) {
-        tiles.write_part(s, n, wave_id());
-        __syncthreads();
+    int n = 0, first = begin;
+    for (; first + (kAhead - 1) * kKeys < end; first += kAhead * kKeys, n += kAhead)
 #pragma unroll
-        for (Strip<E>& strip : s) strip.zero();
-        if (kRowStrips == 1 || tiles.part == 0) tiles.add_parts(s, n, kShape.waves);
-      }
-      if (kRowStrips == 1 || tiles.part == 0) {
-        Columns rescale;
-        const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale);
-        if constexpr (kRowStrips > 1)
-          tiles.share_weights(s, n, rescales, rescale);
-        else if (rescales)
-          tiles.scale_out(0, rescale);
-      }
-      typename Tiles::Values v;
-      if constexpr (Tiles::kReadsAhead) tiles.read_values(v, n, 0);
-      if constexpr (kRowStrips > 1) {
-        __syncthreads();
-        tiles.rescale_out(n);
-      }
-      tiles.multiply_values(&s, v, n);
+      for (int set = 0; set < kAhead; ++set) run_tile(n + set, first + set * kKeys, set, end, visible);
+    static_assert(kAhead <= 2);
+    if (kAhead == 2 && first < end) run_tile(n, first, 0, end, visible);
+  }
+  XLSTM_DEVICE void run_tile(int n, int first, int set, int end, const VisibleKeys& visible) {
+    arrive(n, set);
+    // With tiles ahead the walk loads its last key once more: a condition would wait for loads.
+    if (kAhead > 1 || first + kKeys < end) tiles.fetch(n + kAhead, first + kAhead * kKeys, set);
+    Scores s;
+    tiles.multiply_keys(s, n);
+    if constexpr (kParts > 1) {
+      tiles.write_part(s, n, wave_id());
+      __syncthreads();
+#pragma unroll
+      for (Strip<E>& strip : s) strip.zero();
+      if (kRowStrips == 1 || tiles.part == 0) tiles.add_parts(s, n, kShape.waves);
     }
+    if (kRowStrips == 1 || tiles.part == 0) {
+      Columns rescale;
+      const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale);
+      if constexpr (kRowStrips > 1)
+        tiles.share_weights(s, n, rescales, rescale);
+      else if (rescales)
+        tiles.scale_out(0, rescale);
+    }
+    typename Tiles::Values v;
+    if constexpr (Tiles::kReadsAhead) tiles.read_values(v, n, 0);
+    if constexpr (kRowStrips > 1) {
+      __syncthreads();
+      tiles.rescale_out(n);
+    }
+    tiles.multiply_values(&s, v, n);
   }
   // Makes tile n visible to all waves, after all waves have finished reading the tile before.
-  XLSTM_DEVICE void arrive([[maybe_unused]] int n) {
+  XLSTM_DEVICE void arrive([[maybe_unused]] int n, [[maybe_unused]] int set) {
     if constexpr (kAsyncCopies) {
       cp_async_wait_all();
       __syncthreads();
     } else {
       __syncthreads();
-      tiles.store(n);
+      tiles.store(n, set);
       __syncthreads();
     }
   }
@@ -145,11 +149,8 @@ struct Mla {
   XLSTM_DEVICE void step(Scores& s, int n, int begin, int count, const VisibleKeys& visible) {
     static_assert(kParts == 2 && kRowStrips > 1);
     const int first = begin + n * kKeys;
-    arrive(n);
-    if (n + 1 < count) {
-      tiles.fetch(n + 1, first + kKeys);
-      tiles.fetch_pages(first + 2 * kKeys);
-    }
+    arrive(n, 0);
+    if (n + 1 < count) tiles.fetch(n + 1, first + kKeys, 0);
     if (kSoftmax && tiles.part == 0) {
       Columns rescale;
       tiles.add_parts(s, n - 1, kShape.waves - kRowStrips);
@@ -202,7 +203,7 @@ struct Mla {
 
 template <class E, int kRows, int kFeatures, bool kOverlapped>
 __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kOverlapped).threads,
-                             1) void mla_kernel(const FewRowsParams p) {
+                             kFamily == Family::cdna ? 2 : 1) void mla_kernel(const FewRowsParams p) {
   if constexpr (has_mla(kFamily, kRows, kOverlapped)) {
     extern __shared__ __align__(128) char lds[];
     using Tiles = MlaTiles<E, kRows, kFeatures, kOverlapped>;

@@ -20,6 +20,7 @@ constexpr bool has_mla(Family f, int rows, bool ahead) {
 struct MlaShape {
   int waves, row_strips, parts;  // waves = row_strips x parts: of the rows, and of the features, in the scores' product
   int keys, buffers;             // keys of a tile, and buffers for tiles
+  int tiles_ahead;               // tiles that load while one is multiplied; AMD: into as many sets of registers
   int stages;                    // stages of scores and weights
   int threads;
   int tile_bytes, partial_bytes, weight_bytes, lds_bytes;
@@ -32,6 +33,8 @@ constexpr MlaShape mla_shape(Family f, int rows, int features, bool ahead) {
   s.parts = s.waves / s.row_strips;
   s.keys = is_rdna(f) ? 16 : 32;
   s.buffers = ahead ? 4 : f == Family::nvidia ? 2 : 1;
+  // With 16 rows a tile's products are shorter than HBM's latency.
+  s.tiles_ahead = f == Family::cdna && rows == 16 ? 2 : 1;
   s.stages = ahead ? 2 : 1;
   s.threads = s.waves * wave_size(f);
   s.tile_bytes = s.keys * features * 2;

@@ -6,6 +6,7 @@
 
 #include "arch/operands.h"
 #include "attention/decode/few_rows.h"
+#include "attention/mla/key_slots.h"
 #include "attention/mla/mla_shape.h"
 
 namespace xlstm::gpu::attention {
@@ -53,8 +54,9 @@ struct MlaTiles {
   ChainOperand<E> q[kWaveUnits][kUnitSteps<E>];
   Strip<E> out[kBlocks][kTransposedStrips<E>][kRowStrips];
   Columns row_max = Columns::all(kLowestMax), row_sum = Columns::all(0);
-  int32_t next_page[kPasses];
-  Vec16 staged[kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLaneLines];
+  KeySlots keys;
+  KeySlots::Slot next_slot[kPasses];  // of the tile that loads next
+  Vec16 staged[kShape.tiles_ahead][kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLaneLines];
 
   XLSTM_DEVICE MlaTiles(const FewRowsParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
                         char* memory)
@@ -136,36 +138,41 @@ struct MlaTiles {
       f(i, (i * kLineGroups + group) * kLine);
     }
   }
-  // The slot of this lane's key in a tile. Keys beyond the last one repeat it; the mask removes them.
-  XLSTM_DEVICE int64_t slot(int first, int pass) const {
-    const int j = first + pass * kAtOnce + line_key(), last = int(at.keys) - 1;
-    return at.first_key + (j < last ? j : last);
-  }
-  // Loads the page table's entries of the tile that fetch() loads next, so that its addresses do not wait for them.
-  XLSTM_DEVICE void fetch_pages(int first) {
+  // Looks up where the lane's keys of the tile lie that fetch() loads next, so that its addresses do not wait for the
+  // page table.
+  XLSTM_DEVICE void look_up(int first) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) next_page[pass] = at.page_entry(slot(first, pass));
+    for (int pass = 0; pass < kPasses; ++pass) next_slot[pass] = keys.slot(first + pass * kAtOnce + line_key());
   }
-  XLSTM_DEVICE void fetch([[maybe_unused]] int n, int first) {
+  // Loads tile n, which begins at key `first`. The tile after it is looked up first: loads arrive in order, so that the
+  // next call waits for no tile. set: the tile's registers, n % tiles_ahead.
+  XLSTM_DEVICE void fetch([[maybe_unused]] int n, int first, [[maybe_unused]] int set) {
+    const char* rows[kPasses];
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int64_t offset = at.key(in.k, key_head, slot(first, pass), next_page[pass]);
-      const char* row = static_cast<const char*>(in.k.data) + offset * int64_t(sizeof(E)) + line_byte();
+      next_slot[pass].entry = int32_t(opaque(uint32_t(next_slot[pass].entry)));
+      rows[pass] = keys.address(next_slot[pass]) + line_byte();
+    }
+    look_up(first + kKeys);
+    sched_barrier();
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const char* row = rows[pass];
       if constexpr (kAsyncCopies) {
         const uint32_t to = lds_address(tile(n)) + Cursor(line_key(), line_byte()).at(pass * kAtOnce, 0);
         for_each_line([&](int, int byte) { cp_async(to + byte, row + byte, true); });
       } else {
-        for_each_line([&](int i, int byte) { staged[pass][i] = load_vec16(row, byte); });
+        for_each_line([&](int i, int byte) { staged[set][pass][i] = load_vec16(row, byte); });
       }
     }
   }
-  XLSTM_DEVICE void store([[maybe_unused]] int n) {
+  XLSTM_DEVICE void store([[maybe_unused]] int n, [[maybe_unused]] int set) {
     if constexpr (!kAsyncCopies) {
       const Cursor to(line_key(), line_byte());
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass)
         for_each_line([&](int i, int byte) {
-          *reinterpret_cast<Vec16*>(tile(n) + to.at(pass * kAtOnce, byte)) = staged[pass][i];
+          *reinterpret_cast<Vec16*>(tile(n) + to.at(pass * kAtOnce, byte)) = staged[set][pass][i];
         });
     }
   }
@@ -178,7 +185,7 @@ struct MlaTiles {
   static constexpr bool kReadsAhead = kFamily == Family::cdna;
 
   XLSTM_DEVICE void multiply_keys(Scores& s, int n) const {
-    const char* const keys = tile(n);
+    const char* const lds_keys = tile(n);
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) s[ks].zero();
     const Vec16Position lane_vec = stream_vec16(kFamily, sizeof(E), lane_id(), 0);
@@ -197,7 +204,7 @@ struct MlaTiles {
           const int row = ks * kStep<E> + of.row - kZero.row;
           const int byte =
               (part + i * kParts) * kUnit<E> * int(sizeof(E)) + (of.feature - kZero.feature) * int(sizeof(E));
-          vecs[kReadsAhead ? i % 2 : 0][ks][c] = read_vec16(keys + from.at(row, byte));
+          vecs[kReadsAhead ? i % 2 : 0][ks][c] = read_vec16(lds_keys + from.at(row, byte));
         }
     };
     if (kReadsAhead) read(0);
