@@ -73,6 +73,8 @@ void test_mla() {
   h200 = known_chip("H200"), h200.hopper = false;
   const MlaPlan common = plan_mla(benchmark, 0, h200);
   CHECK(common.ahead && !common.hopper && common.grid == 128, "H200, common schedule: tiles overlap");
+  const MlaPlan few_rows = plan_mla(call(64, 16, 1, 1, 8192, 576, 512, 2), 0, known_chip("MI300X"));
+  CHECK(few_rows.splits == 4, "MI300X, 16 rows: %d parts, and not one round of blocks", int(few_rows.splits));
   bool refused = false;
   try {
     plan_mla(call(1, 128, 1, 1, 500, 576, 512, 2), 0, {Family::nvidia, 46, 48 << 10, false});

@@ -24,13 +24,16 @@ struct DecodePlan {
 };
 
 // Number of split-KV parts for `blocks` blocks that each walk a full sequence, so that every multiprocessor always has
-// work: the smallest number that comes within a twentieth of the best. A part has at least `min_keys` keys.
-inline int64_t parts_that_fill(int64_t blocks, int64_t at_once, int64_t keys, int64_t min_keys) {
-  const int64_t max_parts = std::min({kMaxParts, keys / min_keys, ceil_div(at_once, blocks) * 2});
+// work: the smallest number that comes within a twentieth of the best. A part has at least `min_keys` keys. All blocks
+// run at once if that keeps the share `enough` of the multiprocessors busy.
+inline int64_t parts_that_fill(int64_t blocks, int64_t at_once, int64_t keys, int64_t min_keys, double enough = 1) {
+  int64_t max_parts = std::min({kMaxParts, keys / min_keys, ceil_div(at_once, blocks) * 2});
   const auto busy = [&](int64_t parts) {
     const int64_t all = blocks * parts, rounds = ceil_div(all, at_once);
     return double(all) / double(rounds * at_once);
   };
+  if (const int64_t in_one_round = at_once / blocks; in_one_round > 0 && busy(in_one_round) >= enough)
+    max_parts = std::min(max_parts, in_one_round);
   double best = busy(1);
   for (int64_t parts = 2; parts <= max_parts; ++parts) best = std::max(best, busy(parts));
   for (int64_t parts = 1; parts < max_parts; ++parts)

@@ -47,8 +47,10 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
     plan.shape = hopper_shape;
   }
   plan.blocks = std::max<int64_t>(1, ceil_div(rows, plan.rows));
-  plan.splits =
-      splits ? splits : parts_that_fill(std::max<int64_t>(1, heads * plan.blocks), chip.compute_units, call.keys, 256);
+  // With 16 rows memory binds, which four fifths of CDNA's compute units keep busy.
+  const double enough = chip.family == Family::cdna && plan.rows == 16 ? 0.8 : 1;
+  const int64_t blocks = std::max<int64_t>(1, heads * plan.blocks);
+  plan.splits = splits ? splits : parts_that_fill(blocks, chip.compute_units, call.keys, 256, enough);
   plan.grid = heads * plan.blocks * plan.splits;
   return plan;
 }
