@@ -10,7 +10,6 @@ import importlib.metadata
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -23,11 +22,11 @@ import moonmath
 import roofline
 import triton_peers
 from call_time import KernelTime
+from tensors import drawn
 
 INSTRUCTIONS = 1_000_000  # of waves, a launch
 TRIED = 2  # configurations of a tuned Triton kernel
 ROUNDINGS = ("rtne", "rtna", "rtz")  # of probabilities to bfloat16: to nearest even, away from zero, towards zero
-DRAWN = 1 << 20  # numbers that are drawn; larger tensors repeat them
 PEAK_FLOPS = roofline.HZ * roofline.CUS * roofline.SIMDS * 2 * 16**3 / call_time.PRODUCT_CYCLES
 MLA_DIM, MLA_VALUES, PAGE = 576, 512, 64
 MLA_SCALE = 192**-0.5
@@ -55,12 +54,6 @@ class Comparison:
     def by_bytes(self) -> bool:
         """Whether the bytes need longer than the products, at an MI300X's peaks."""
         return self.moved / roofline.MEMORY > self.flops / PEAK_FLOPS
-
-
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    count = prod(shape)
-    some = torch.randn(min(count, DRAWN), generator=torch.Generator().manual_seed(seed)).to(dtype)
-    return some.repeat(math.ceil(count / some.numel()))[:count].reshape(shape)
 
 
 def of_this_package(call: Callable[[], object], **options: Any) -> list[KernelTime]:
@@ -347,7 +340,7 @@ class Token:
 
 
 BLOCKS, WORDS = 32, 50304
-TOKENS = tuple(Token(batch, 0) for batch in (1, 8, 64))
+TOKENS = (*(Token(batch, 0) for batch in (1, 8, 64)), *(Token(batch, bits) for bits in (8, 4) for batch in (1, 8)))
 
 
 def comparisons() -> list[Comparison]:

@@ -103,18 +103,31 @@ def mla(batch: int, length: int, heads: int) -> None:
 STEP_WORDS = 4096
 
 
+SMALL_NUMBERS = 1 / 64  # of weights and of scales: nothing becomes infinite
+
+
 @functools.lru_cache(maxsize=3)
 def step_weights(bits: int, blocks: int, words: int) -> tuple[list[Tensor], Tensor, float]:
-    """On the device, as decode_step_ takes them, and the norms' epsilon."""
-    from support.peer_models import small_model
-    from xlstm_hip.models.quantize import quantize
+    """On the device, as decode_step_ takes them, and the norms' epsilon. Random, also in their quantised form: what is
+    executed does not depend on them."""
+    from tensors import drawn
+    from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
+    from xlstm_hip.models.quantize import Scheme, quantizable, replaced
 
-    model = small_model(
-        dtype=torch.bfloat16, embedding_dim=WIDTH, num_heads=HEADS, num_blocks=blocks, vocab_size=words,
-        ffn_proj_factor=FEED / WIDTH,
-    )  # fmt: skip
-    if bits:
-        quantize(model, bits, progress=False)
+    config = xLSTMLargeConfig(
+        embedding_dim=WIDTH, num_heads=HEADS, num_blocks=blocks, vocab_size=words, ffn_proj_factor=FEED / WIDTH
+    )
+    with torch.device("meta"):
+        model = xLSTMLarge(config).to(torch.bfloat16)
+        if bits:
+            scheme = Scheme(bits, symmetric=bits == 8)
+            for name, layer in quantizable(model, scheme):
+                replaced(model, name, layer, scheme)
+    model.to_empty(device="cpu")
+    for n, x in enumerate((*model.parameters(), *model.buffers())):
+        x.data = drawn(*x.shape, seed=n, dtype=x.dtype)
+        if x.is_floating_point():
+            x.data *= SMALL_NUMBERS
     engine = model._new_engine()
     return [w.detach().to("cuda") for w in engine._parts.tensors], engine._weight_index, engine._norm_eps
 
