@@ -220,8 +220,8 @@ def below(folder: Path, *patterns: str) -> list[str]:
 
 def elements_of(path: Path) -> list[str]:
     """The types that a GPU source is compiled for one by one, as cmake/element_instances.cmake reads them."""
-    found = re.search(r"^// Compiled once for each XLSTM_ELEMENT.*: (.*)$", path.read_text("utf-8"), re.MULTILINE)
-    return found[1].split() if found else []
+    lines = re.findall(r"^// Compiled once for each XLSTM_ELEMENT.*: (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return " ".join(lines).split()
 
 
 def write_sources(folder: Path) -> None:

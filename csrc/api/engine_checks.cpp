@@ -39,6 +39,12 @@ void check(const Name& name, const xlstm_linear& w, int64_t rows, int64_t column
                   std::to_string(w.rows) + ", " + std::to_string(w.columns) + ")");
   has_float_dtype(name, w.dtype);
   check({name.tensor, name.block, " bias"}, w.bias, false);
+  if (w.code != XLSTM_CODE_INTEGER) {
+    if (w.code != XLSTM_CODE_E4M3FN && w.code != XLSTM_CODE_E4M3FNUZ)
+      name.expected("code integer, E4M3FN or E4M3FNUZ (0 to 2), got " + std::to_string(int(w.code)));
+    if (w.bits != 8) name.expected("bits 8 with a code of floats, got " + std::to_string(w.bits));
+    if (w.offsets) name.expected("no offsets with a code of floats");
+  }
   if (w.bits == 0) return;
   if (w.bits != 8 && w.bits != 4) name.expected("bits 0, 4 or 8, got " + std::to_string(w.bits));
   if (w.group_size != 32 && w.group_size != 64 && w.group_size != 128)

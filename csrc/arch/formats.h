@@ -139,6 +139,59 @@ XLSTM_DEVICE uint32_t nibbles_and_16(uint32_t word, int n) {
   return and_then_or(shifted, 0x00780078u, 0x41804180u);
 }
 
+// ---- floats of 8 bits: E4M3 of OCP, and FNUZ, whose exponent bias is one more
+
+struct Float8E4m3fn {
+  static constexpr bool kFnuz = false;
+  uint8_t bits;
+};
+struct Float8E4m3fnuz {
+  static constexpr bool kFnuz = true;
+  uint8_t bits;
+};
+
+// Bytes n and n + 2 of a register, floats of 8 bits, as two floats of 16 bits, smaller by the power of two between the
+// formats' biases: the bits are moved to where the wider format has them, and a NaN becomes its NaN.
+template <class F, int n, int kFractionBits>
+XLSTM_DEVICE uint32_t moved_float8_bytes(uint32_t word) {
+  constexpr uint32_t kSigns = 0x80008000u;
+  const uint32_t bytes = n == 0 ? word << 8 : word, magnitudes = bytes & 0x7f007f00u;
+  // A sum of halves that reaches bit 15: for OCP's NaN alone; for all but the 0 of FNUZ's NaN.
+  const uint32_t nan = F::kFnuz ? bytes & ~(magnitudes + 0x7f007f00u) & kSigns : (magnitudes + 0x01000100u) & kSigns;
+  const uint32_t quiet = nan - (nan >> (16 - kFractionBits));
+  return and_then_or(bytes, kSigns, magnitudes >> (11 - kFractionBits)) | quiet;
+}
+
+// The same as two bfloat16, which have all values of these formats.
+template <class F, int n>
+XLSTM_DEVICE uint32_t float8_bytes(uint32_t word) {
+  static_assert(n == 0 || n == 1);
+#if defined(__CUDACC__)
+  constexpr uint32_t kPower = F::kFnuz ? 0x7b007b00u : 0x7b807b80u;  // 2^119 or 2^120: bfloat16's bias is 127
+  return multiply_bfloat16(moved_float8_bytes<F, n, 7>(word), kPower);
+#else
+#if defined(__gfx942__) || defined(__gfx950__)
+#if defined(__gfx942__)
+  constexpr bool kConverts = F::kFnuz;  // what the chip's instruction takes a byte for
+#else
+  constexpr bool kConverts = !F::kFnuz;
+#endif
+  if constexpr (kConverts) {
+    const auto lower = __builtin_amdgcn_cvt_pk_f32_fp8(int(word), false);
+    const auto upper = __builtin_amdgcn_cvt_pk_f32_fp8(int(word), true);
+    return pack_truncated(lower[n], upper[n]);
+  }
+#endif
+  // Through float16, whose products are of two at once.
+  typedef _Float16 Pair __attribute__((vector_size(4)));
+  constexpr _Float16 kPower = F::kFnuz ? 128 : 256;  // float16's bias is 15
+  const Pair x = __builtin_bit_cast(Pair, moved_float8_bytes<F, n, 10>(word)) * Pair{kPower, kPower};
+  return pack_truncated(float(x[0]), float(x[1]));
+#endif
+}
+XLSTM_DEVICE float to_float(Float8E4m3fn x) { return low_float(BFloat16{}, float8_bytes<Float8E4m3fn, 0>(x.bits)); }
+XLSTM_DEVICE float to_float(Float8E4m3fnuz x) { return low_float(BFloat16{}, float8_bytes<Float8E4m3fnuz, 0>(x.bits)); }
+
 XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }
 XLSTM_DEVICE uint32_t element_bits(BFloat16 x) { return x.bits; }
 XLSTM_DEVICE uint32_t element_bits(Float16 x) { return x.bits; }

@@ -47,13 +47,12 @@ struct Vec16Product {
 #pragma unroll
     for (int j = 0; j < 4; ++j) add(j, as_float(vec16.word[j]));
   }
-  XLSTM_DEVICE void bytes(const Vec16& vec16, float scale, float offset) const {
+  // value: of a byte.
+  template <class Value>
+  XLSTM_DEVICE void bytes(const Vec16& vec16, Value&& value, float scale, float offset) const {
     float q[kBatch] = {}, x_sum[kBatch] = {};
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float w = float(int8_t(vec16.word[j / 4] >> (8 * (j % 4))));
-      take(q, x_sum, j, w);
-    }
+    for (int j = 0; j < 16; ++j) take(q, x_sum, j, value(uint8_t(vec16.word[j / 4] >> (8 * (j % 4)))));
     scaled(q, x_sum, scale, offset);
   }
   XLSTM_DEVICE void nibbles(const Vec16& vec16, float scale, float offset) const {
@@ -104,8 +103,14 @@ XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float
     if (w.bits) {
       const int64_t group = int64_t(row) * w.groups + (begin + k) / w.group_size;
       const float scale = value_of({w.scales, w.dtype}, group);
-      if (w.bits == 8)
-        at.bytes(vec16, scale, w.offsets ? value_of({w.offsets, w.dtype}, group) : 0.0f);
+      if (w.code == XLSTM_CODE_E4M3FN)
+        at.bytes(vec16, [](uint8_t x) { return to_float(Float8E4m3fn{x}); }, scale, 0.0f);
+      else if (w.code == XLSTM_CODE_E4M3FNUZ)
+        at.bytes(vec16, [](uint8_t x) { return to_float(Float8E4m3fnuz{x}); }, scale, 0.0f);
+      else if (w.bits == 8)
+        at.bytes(
+            vec16, [](uint8_t x) { return float(int8_t(x)); }, scale,
+            w.offsets ? value_of({w.offsets, w.dtype}, group) : 0.0f);
       else
         at.nibbles(vec16, scale, w.offsets ? value_of({w.offsets, w.dtype}, group) : -8 * scale);
     } else if (w.dtype == XLSTM_FLOAT32) {

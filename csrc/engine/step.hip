@@ -71,7 +71,7 @@ DeviceLinear linear_of(const xlstm_linear& w) {
   DeviceLinear d{};
   d.data = w.data, d.scales = w.scales, d.offsets = w.offsets;
   d.bias = {w.bias.data, w.bias.dtype};
-  d.rows = int(w.rows), d.columns = int(w.columns), d.bits = w.bits, d.dtype = w.dtype;
+  d.rows = int(w.rows), d.columns = int(w.columns), d.bits = w.bits, d.code = w.code, d.dtype = w.dtype;
   d.group_size = int(w.group_size);
   d.groups = w.bits ? int(ceil_div(w.columns, w.group_size)) : 0;
   d.row_bytes = w.bits ? int64_t(d.groups) * w.group_size * w.bits / 8 : w.columns * (w.dtype == XLSTM_FLOAT32 ? 4 : 2);
@@ -116,14 +116,20 @@ void add_linear(GemmParams& params, const xlstm_linear& w, float* to) {
 
 // ---- one product, by the kernel for its format of weights
 
-enum class Kernel { gemv, bfloat16, float16, int8, int4 };
-constexpr Kernel kGemmKernels[] = {Kernel::int8, Kernel::int4, Kernel::bfloat16, Kernel::float16};
+enum class Kernel { gemv, bfloat16, float16, int8, e4m3fn, e4m3fnuz, int4 };
+constexpr Kernel kGemmKernels[] = {Kernel::int8, Kernel::e4m3fn,   Kernel::e4m3fnuz,
+                                   Kernel::int4, Kernel::bfloat16, Kernel::float16};
+bool is_float8(Kernel kernel) { return kernel == Kernel::e4m3fn || kernel == Kernel::e4m3fnuz; }
+// The bits of a weight.
+int bits_of(Kernel kernel) { return kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 || is_float8(kernel) ? 8 : 16; }
 
 Kernel kernel_of(const GemmParams& p, const DeviceLinear& w) {
   const bool fits = w.is_aligned16 && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kVec8 == 0 &&
                     is_aligned16(w.scales) && is_aligned16(w.offsets) && is_aligned16(p.weight.data);
   // Matrix units multiply 16 bits of x: too few against float32 weights.
   if (!fits || w.dtype == XLSTM_FLOAT32 || (w.bits && w.group_size % kStepFeatures != 0)) return Kernel::gemv;
+  if (w.code == XLSTM_CODE_E4M3FN) return Kernel::e4m3fn;
+  if (w.code == XLSTM_CODE_E4M3FNUZ) return Kernel::e4m3fnuz;
   if (w.bits) return w.bits == 8 ? Kernel::int8 : Kernel::int4;
   return w.dtype == XLSTM_BFLOAT16 ? Kernel::bfloat16 : Kernel::float16;
 }
@@ -150,11 +156,12 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const C
   int64_t rows[kMaxLinears];
   for (int j = 0; j < params.linear_count; ++j) rows[j] = params.linear[j].rows;
   const bool converted = kernel != Kernel::bfloat16;
-  const int bits = kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 ? 8 : 16;
   const GemmShape shape{
-      params.batch, params.columns, params.output == Output::swiglu, bits, converted, params.linear_count, rows};
+      params.batch, params.columns, params.output == Output::swiglu, bits_of(kernel), converted, params.linear_count,
+      rows};
   if constexpr (kHasHopperKernels) {
-    const ClusterPlan plan = plan_cluster(shape, suits_clusters(params), chip);
+    // Clusters multiply integers.
+    const ClusterPlan plan = plan_cluster(shape, !is_float8(kernel) && suits_clusters(params), chip);
     if (plan.batch) {
       if (kernel == Kernel::int8) return launch_gemm_cluster<ByteWeights>(name, plan, params, stream);
       if (kernel == Kernel::bfloat16) return launch_gemm_cluster<Bfloat16Weights>(name, plan, params, stream);
@@ -165,13 +172,15 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const C
   if (kernel == Kernel::bfloat16) return launch_gemm_mma<Bfloat16Weights>(name, plan, params, stream);
   if (kernel == Kernel::float16) return launch_gemm_mma<Float16Weights>(name, plan, params, stream);
   if (kernel == Kernel::int8) return launch_gemm_mma<ByteWeights>(name, plan, params, stream);
+  if (kernel == Kernel::e4m3fn) return launch_gemm_mma<E4m3fnWeights>(name, plan, params, stream);
+  if (kernel == Kernel::e4m3fnuz) return launch_gemm_mma<E4m3fnuzWeights>(name, plan, params, stream);
   launch_gemm_mma<NibbleWeights>(name, plan, params, stream);
 }
 
 // Whether a kernel also takes linears of another format: kernels for quantised q, k, v and o take gates that stayed
 // bfloat16.
 bool accepts(Kernel kernel, Kernel other, Output output) {
-  const bool groups = kernel == Kernel::int8 || kernel == Kernel::int4;
+  const bool groups = bits_of(kernel) < 16 && kernel != Kernel::gemv;
   return kernel == other || (groups && other == Kernel::bfloat16 && output == Output::store);
 }
 
@@ -292,7 +301,6 @@ bool suits_megakernel(const GemmParams& p, Kernel kernel, Input input) {
             same_kind(block_gemms.projections, first.projections) && same_kind(block_gemms.output, first.output) &&
             same_kind(block_gemms.up, first.up) && same_kind(block_gemms.down, first.down);
   }
-  const int bits = kernel == Kernel::int4 ? 4 : kernel == Kernel::int8 ? 8 : 16;
   const auto phase = [](const GemmParams& of, Phase p) { return PhaseShape{of.columns, phase_items(of, p).total()}; };
   const MegakernelPlan plan =
       plan_megakernel({p.batch,
@@ -300,7 +308,7 @@ bool suits_megakernel(const GemmParams& p, Kernel kernel, Input input) {
                        p.heads,
                        p.dqk,
                        p.dhv,
-                       bits,
+                       bits_of(kernel),
                        suits,
                        {phase(first.projections, Phase::projections), phase(first.projections, Phase::gate),
                         phase(first.output, Phase::output), phase(first.up, Phase::up), phase(first.down, Phase::down),

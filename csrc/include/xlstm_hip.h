@@ -353,14 +353,25 @@ typedef struct xlstm_vector {
   xlstm_dtype dtype;
 } xlstm_vector;
 
+/* What a weight of 8 bits is in memory: a signed integer, or a float of 4 exponent and 3 mantissa bits. E4M3FN (OCP)
+ * has exponent bias 7, largest value 448 and NaN 0x7f and 0xff; E4M3FNUZ has bias 8, largest value 240, NaN 0x80 and no
+ * -0. */
+typedef enum xlstm_code {
+  XLSTM_CODE_INTEGER = 0,
+  XLSTM_CODE_E4M3FN = 1,
+  XLSTM_CODE_E4M3FNUZ = 2,
+  XLSTM_CODE_INT = -2147483647 - 1 /* any int may be stored, and is checked */
+} xlstm_code;
+
 /* A weight (rows, columns): each row computes one output feature from `columns` input features.
  * bits 0: values of `dtype`. bits 8 or 4 (quantised): row r, column c is scale[r][g] q + offset[r][g], g = c /
- * group_size, where q is a signed byte or a nibble from 0 to 15; without offsets a byte of 0 or a nibble of 8 is zero.
- * Every 32 consecutive nibbles are packed into 16 bytes: columns 0 to 15 are the low halves, columns 16 to 31 the high
- * halves. A row of q is padded to full groups. */
+ * group_size, where q is a byte of `code` or a nibble from 0 to 15; without offsets a byte of 0 or a nibble of 8 is
+ * zero. Floats have no offsets. Every 32 consecutive nibbles are packed into 16 bytes: columns 0 to 15 are the low
+ * halves, columns 16 to 31 the high halves. A row of q is padded to full groups. */
 typedef struct xlstm_linear {
   int64_t rows, columns;
   int32_t bits;
+  xlstm_code code;     /* of 8 bits; otherwise XLSTM_CODE_INTEGER */
   int64_t group_size;  /* with bits: 32, 64 or 128 */
   xlstm_dtype dtype;   /* of the values, or of scales and offsets */
   const void* data;    /* NULL: absent, for a head */

@@ -54,6 +54,15 @@ class Weights {
     const xlstm_vector weight = vector(name, size);
     return {weight, vector(name, size)};
   }
+  // Nibbles are stored as uint8.
+  static void set_code(const char* name, ScalarType dtype, xlstm_linear& w) {
+    w.bits = dtype == ScalarType::Byte ? 4 : 8;
+    w.code = dtype == ScalarType::Float8_e4m3fn     ? XLSTM_CODE_E4M3FN
+             : dtype == ScalarType::Float8_e4m3fnuz ? XLSTM_CODE_E4M3FNUZ
+                                                    : XLSTM_CODE_INTEGER;
+    STD_TORCH_CHECK(w.bits == 4 || w.code != XLSTM_CODE_INTEGER || dtype == ScalarType::Char, name,
+                    ": expected int8, uint8, float8_e4m3fn or float8_e4m3fnuz");
+  }
   xlstm_linear linear(const char* name, int64_t columns) {
     const Tensor *data = take(), *scales = take(), *offsets = take();
     xlstm_linear w{};
@@ -66,8 +75,7 @@ class Weights {
     w.rows = data->size(0);
     w.data = data->data_ptr();
     if (scales) {
-      w.bits = data->scalar_type() == ScalarType::Char ? 8 : 4;
-      STD_TORCH_CHECK(w.bits == 8 || data->scalar_type() == ScalarType::Byte, name, ": expected int8 or uint8");
+      set_code(name, data->scalar_type(), w);
       check_shape(name, *scales, {w.rows, scales->dim() == 2 ? scales->size(1) : 0});
       const int64_t groups = scales->size(1), padded_columns = data->size(1) * 8 / w.bits;
       w.group_size = groups ? padded_columns / groups : 0;

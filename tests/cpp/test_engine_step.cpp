@@ -33,10 +33,25 @@ struct Format {
   xlstm_dtype dtype;
   int32_t bits;
   bool offsets;
+  xlstm_code code = XLSTM_CODE_INTEGER;
 };
-constexpr Format kFormats[] = {{"float", XLSTM_FLOAT32, 0, false},   {"bfloat16", XLSTM_BFLOAT16, 0, false},
-                               {"int8", XLSTM_FLOAT32, 8, false},    {"int8, offsets", XLSTM_FLOAT32, 8, true},
-                               {"nibbles", XLSTM_FLOAT32, 4, false}, {"nibbles, offsets", XLSTM_FLOAT32, 4, true}};
+constexpr Format kFormats[] = {{"float", XLSTM_FLOAT32, 0, false},
+                               {"bfloat16", XLSTM_BFLOAT16, 0, false},
+                               {"int8", XLSTM_FLOAT32, 8, false},
+                               {"int8, offsets", XLSTM_FLOAT32, 8, true},
+                               {"nibbles", XLSTM_FLOAT32, 4, false},
+                               {"nibbles, offsets", XLSTM_FLOAT32, 4, true},
+                               {"e4m3fn", XLSTM_FLOAT32, 8, false, XLSTM_CODE_E4M3FN},
+                               {"e4m3fnuz", XLSTM_FLOAT32, 8, false, XLSTM_CODE_E4M3FNUZ}};
+
+bool is_nan(xlstm_code code, uint8_t q) {
+  return code == XLSTM_CODE_E4M3FN ? (q & 0x7f) == 0x7f : code == XLSTM_CODE_E4M3FNUZ && q == 0x80;
+}
+double float8_value(xlstm_code code, uint8_t q) {
+  const int exponent = q >> 3 & 15, bias = code == XLSTM_CODE_E4M3FN ? 7 : 8;
+  const double value = std::ldexp((q & 7) + 8 * (exponent > 0), std::max(exponent, 1) - bias - 3);
+  return q & 0x80 ? -value : value;
+}
 
 class Model {
  public:
@@ -135,7 +150,9 @@ class Model {
     const int64_t groups = (w.columns + w.group_size - 1) / w.group_size, g = r * groups + c / w.group_size;
     const double scale = static_cast<const float*>(w.scales)[g];
     double q = 0;
-    if (w.bits == 8) {
+    if (w.code != XLSTM_CODE_INTEGER) {
+      q = float8_value(w.code, static_cast<const uint8_t*>(w.data)[r * groups * w.group_size + c]);
+    } else if (w.bits == 8) {
       q = static_cast<const int8_t*>(w.data)[r * groups * w.group_size + c];
     } else {
       const uint8_t both = static_cast<const uint8_t*>(w.data)[r * groups * w.group_size / 2 + c / 32 * 16 + c % 16];
@@ -195,6 +212,7 @@ class Model {
   xlstm_linear linear(int64_t rows, int64_t columns) {
     xlstm_linear w{};
     w.rows = rows, w.columns = columns, w.bits = format_.bits, w.dtype = format_.dtype, w.group_size = 32;
+    w.code = format_.code;
     const int64_t filled = (columns + 31) / 32 * 32;
     const double size = 1 / std::sqrt(double(columns));
     if (w.bits == 0 && w.dtype == XLSTM_FLOAT32) {
@@ -213,7 +231,10 @@ class Model {
     } else {
       const int64_t bytes = rows * filled * w.bits / 8, groups = rows * filled / 32;
       uint8_t* q = memory<uint8_t>(bytes);
-      for (int64_t j = 0; j < bytes; ++j) q[j] = uint8_t(rng());
+      for (int64_t j = 0; j < bytes; ++j) {
+        do q[j] = uint8_t(rng());
+        while (is_nan(w.code, q[j]));
+      }
       float *scales = floats(groups), *offsets = format_.offsets ? floats(groups) : nullptr;
       for (int64_t g = 0; g < groups; ++g) scales[g] *= float(size / (w.bits == 8 ? 64 : 4));
       for (int64_t g = 0; offsets && g < groups; ++g) offsets[g] *= float(size);
@@ -262,6 +283,15 @@ void test_errors() {
       {"block 0 up: expected group_size 32, 64 or 128",
        [](Model& m) { m.blocks[0].up.bits = 8, m.blocks[0].up.group_size = 16; }},
       {"block 0 up: expected scales", [](Model& m) { m.blocks[0].up.bits = 8; }},
+      {"block 0 up: expected code integer, E4M3FN or E4M3FNUZ (0 to 2), got 3",
+       [](Model& m) { m.blocks[0].up.code = xlstm_code(3); }},
+      {"block 0 up: expected bits 8 with a code of floats, got 4",
+       [](Model& m) { m.blocks[0].up.bits = 4, m.blocks[0].up.code = XLSTM_CODE_E4M3FN; }},
+      {"head: expected no offsets with a code of floats",
+       [](Model& m) {
+         m.call.head.bits = 8, m.call.head.code = XLSTM_CODE_E4M3FNUZ;
+         m.call.head.offsets = m.call.head.data;
+       }},
       {"block 1 c, n, m: expected data", [](Model& m) { m.blocks[1].n = nullptr; }},
       {"head: expected float32, bfloat16 or float16", [](Model& m) { m.call.head.dtype = XLSTM_FLOAT64; }},
   };

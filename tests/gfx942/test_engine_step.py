@@ -16,7 +16,9 @@ ODD = {"embedding_dim": 36, "num_heads": 3, "qk_dim_factor": 0.25, "ffn_round_up
 BARE = {"gate_soft_cap": None, "output_logit_soft_cap": None, "add_out_norm": False}
 HEAD = {"embedding_dim": 64, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457}  # blocks of 64 rows for 304 CUs
 WIDE = {"embedding_dim": 256, "num_heads": 1, "v_dim_factor": 2.0, "num_blocks": 1, "ffn_proj_factor": 20.0}
-CASES: tuple[tuple[str, torch.dtype, int, int, dict[str, Any]], ...] = (
+FLOAT8 = tuple({"format": name} for name in ("float8_e4m3fn", "float8_e4m3fnuz"))  # OCP; what the chip converts
+# The dtype; 0, bits or what quantize() is called with; rows; changes of the model
+CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]], ...] = (
     ("one row", torch.float32, 0, 1, {}),
     ("one row, biases, fused", torch.float32, 0, 1, FUSED),
     ("five rows, biases, fused", torch.float32, 0, 5, FUSED),
@@ -39,6 +41,13 @@ CASES: tuple[tuple[str, torch.dtype, int, int, dict[str, Any]], ...] = (
     ("float16, 33 rows", torch.float16, 0, 33, {}),
     ("int8, 32 rows", torch.bfloat16, 8, 32, {}),
     ("int4, 40 rows", torch.float16, 4, 40, {}),
+    *(
+        (f"{kind['format']}, {n} rows, {name}", torch.bfloat16, kind, n, changes)
+        for kind in FLOAT8
+        for name, n, changes in (("", 1, {}), ("fused", 6, {"weight_mode": "fused"}), ("", 17, {}))
+    ),
+    *((f"{kind['format']}, groups of 32", torch.bfloat16, kind | {"group_size": 32}, 2, {}) for kind in FLOAT8),
+    *((f"many words, {kind['format']}, {n} rows", torch.bfloat16, kind, n, HEAD) for kind in FLOAT8 for n in (1, 9)),
     *((f"many words, {n} rows", torch.bfloat16, 0, n, HEAD) for n in (1, 9, 17)),
     *((f"many words, float16, {n} rows", torch.float16, 0, n, HEAD) for n in (1, 9, 17)),
     *((f"many words, int8, {n} rows", torch.bfloat16, 8, n, HEAD) for n in (1, 9)),
@@ -46,6 +55,13 @@ CASES: tuple[tuple[str, torch.dtype, int, int, dict[str, Any]], ...] = (
 )
 ERROR = 1e-5  # both are float between the weights; 2.1e-6 was the worst
 SPLIT_ERROR = 1e-4  # where weights are not floats, x's are multiplied as 16 bits of a float, 256 times coarser
+
+
+def quantised(model: Any, bits: int | dict[str, Any]) -> None:
+    from xlstm_hip.models.quantize import quantize
+
+    if bits:
+        quantize(model, **(bits if isinstance(bits, dict) else {"bits": bits}), progress=False)
 
 
 _ran: set[tuple] = set()
@@ -58,8 +74,8 @@ def _counted(device: ModuleType) -> None:
 
 @pytest.mark.parametrize(("dtype", "bits", "batch", "changes"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 @pytest.mark.parametrize("head", [True, False], ids=["logits", "hidden"])
-def test_step(package: ModuleType, dtype: torch.dtype, bits: int, batch: int, changes: dict, head: bool) -> None:
-    _ran.add((dtype, bits, batch, head, str(changes)))
+def test_step(package: ModuleType, dtype: torch.dtype, bits: int | dict, batch: int, changes: dict, head: bool) -> None:
+    _ran.add((dtype, str(bits), batch, head, str(changes)))
     check_step(dtype, bits, batch, changes, head)
 
 
@@ -71,15 +87,13 @@ def test_step_of_workgroups_that_take_turns(package: ModuleType, device: ModuleT
         check_step(dtype, bits, batch, changes, True)
 
 
-def check_step(dtype: torch.dtype, bits: int, batch: int, changes: dict[str, Any], head: bool) -> None:
+def check_step(dtype: torch.dtype, bits: int | dict, batch: int, changes: dict[str, Any], head: bool) -> None:
     from support.peer_models import relative, small_model, tokens
     from xlstm_hip._core.ops import OPS
     from xlstm_hip.models.decode_engine import DecodeEngine
-    from xlstm_hip.models.quantize import quantize
 
     model = small_model(dtype=dtype, **changes)
-    if bits:
-        quantize(model, bits, progress=False)
+    quantised(model, bits)
     engine = model._new_engine()
     backbone = model.backbone
     if not head:
@@ -108,24 +122,53 @@ def check_step(dtype: torch.dtype, bits: int, batch: int, changes: dict[str, Any
         assert relative(a.cpu(), b) < error
 
 
-SHAPES: tuple[tuple[str, torch.dtype, int], ...] = (
+def test_every_float8(package: ModuleType) -> None:
+    """Every code, in every place of a word: as the CPU has them, NaN too, by matrix units and one row at a time."""
+    from support.peer_models import relative, small_model, tokens
+    from xlstm_hip._core.ops import OPS
+
+    for kind in FLOAT8:
+        for group_size in (64, 32):
+            model = small_model(dtype=torch.bfloat16, num_blocks=1, vocab_size=256, output_logit_soft_cap=None)
+            quantised(model, kind | {"group_size": group_size})
+            q = model.lm_head.qweight
+            codes = (torch.arange(256)[:, None] + torch.arange(128) // 16 * 37).to(torch.uint8)
+            codes[codes == 0x80 if kind["format"].endswith("fnuz") else codes & 0x7F == 0x7F] = 1
+            nan = torch.arange(0, 256, 8)
+            codes[nan, nan // 8] = 0x80 if kind["format"].endswith("fnuz") else 0x7F
+            q.copy_(codes.view(q.dtype))
+            engine, x = model._new_engine(), tokens(1, 1, seed=2)[:, 0]
+            with torch.no_grad():
+                _, state = model.hidden(tokens(1, 5), keep_state=True)
+            states, out = [s for n in sorted(state) for s in state[n]], torch.full((1, 256), 7.0)
+            numbers = (model.config.num_heads, engine._norm_eps, model.config.eps, model.config.gate_soft_cap, 0.0)
+            weights, moved = [w.detach() for w in engine._parts.tensors], out.to("cuda")
+            on_gpu = [s.to("cuda") for s in states]
+            OPS.decode_step_(out, x, None, weights, engine._weight_index, states, *numbers)
+            gpu_weights = [w.to("cuda") for w in weights]
+            OPS.decode_step_(moved, x.to("cuda"), None, gpu_weights, engine._weight_index, on_gpu, *numbers)
+            actual, is_nan = moved.cpu()[0], torch.arange(256) % 8 == 0
+            assert torch.equal(actual.isnan(), is_nan) and torch.equal(out[0].isnan(), is_nan)
+            assert relative(actual[~is_nan], out[0][~is_nan]) < SPLIT_ERROR
+
+
+SHAPES: tuple[tuple[str, torch.dtype, int | dict[str, Any]], ...] = (
     ("bfloat16", torch.bfloat16, 0),
     ("float16", torch.float16, 0),
     ("int8", torch.bfloat16, 8),
     ("int4", torch.bfloat16, 4),
+    *((kind["format"], torch.bfloat16, kind) for kind in FLOAT8),
 )
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [s[1:] for s in SHAPES], ids=[s[0] for s in SHAPES])
-def test_company(package: ModuleType, dtype: torch.dtype, bits: int) -> None:
+def test_company(package: ModuleType, dtype: torch.dtype, bits: int | dict) -> None:
     """A row of the batch has the same logits and states, bit for bit, alone, among others and a second time."""
     from support.peer_models import small_model, tokens
     from xlstm_hip._core.ops import OPS
-    from xlstm_hip.models.quantize import quantize
 
     model = small_model(dtype=dtype, num_blocks=1, embedding_dim=320, num_heads=2)
-    if bits:
-        quantize(model, bits, progress=False)
+    quantised(model, bits)
     engine = model._new_engine()
     moved = [w.detach().to("cuda") for w in engine._parts.tensors]
     x = tokens(35, 1, seed=2)[:, 0]

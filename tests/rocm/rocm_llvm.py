@@ -50,7 +50,9 @@ CONSTANTS = [
     *((f"isa_version_{arch[3:]}", "ISA_version", "i32",
        1000 * int(arch[3:-2]) + 100 * int(arch[-2], 16) + int(arch[-1], 16)) for arch in ARCHS),
 ]  # fmt: skip
-OTHER_ELEMENTS = {"Float16", "float", "Float16Weights", "ByteWeights", "NibbleWeights"}
+OTHER_ELEMENTS = {
+    "Float16", "float", "Float16Weights", "ByteWeights", "E4m3fnWeights", "E4m3fnuzWeights", "NibbleWeights"
+}  # fmt: skip
 ASSEMBLY, OBJECT = 0, 1  # LLVMCodeGenFileType
 # Clang 22's text has words that ROCm's LLVM does not know: an attribute of declarations, which LLVM derives again, and
 # the chip's features by name, which follow from the chip.

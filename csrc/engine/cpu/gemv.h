@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = W x for few x on a CPU, W as it lies in memory: float, bfloat16, float16, int8 or int4.
+// y = W x for few x on a CPU, W as it lies in memory: float, bfloat16, float16, floats of 8 bits,
+// int8 or int4.
 //
 // A row of W and an x run along the same features. So a sum is a vector of partial sums, lane j of features j, j + L,
 // ..., which is added up across lanes at the end. Tiles of R rows and C x's keep R C such vectors in registers: the C
@@ -58,6 +59,27 @@ struct Float16Weights {
   static XLSTM_ALWAYS_INLINE Floats widen(const uint16_t* p) { return widen_halves(p); }
 };
 
+// ---- quantised weights: kWide of a byte each
+
+template <xlstm_code kCode>
+XLSTM_ALWAYS_INLINE Floats widen_bytes(const char* q) {
+  const Narrow<uint8_t> bytes = load_narrow<uint8_t>(q);
+  if constexpr (kCode == XLSTM_CODE_INTEGER) {
+    // as unsigned bytes: gcc 12 converts signed ones to float one by one
+    return floats_of<uint8_t>(bytes ^ 128) - 128.f;
+  } else {
+    // The exponent is moved into a float's. Numbers below its least have no leading one: it is put in front and taken
+    // away again, since a machine may be set to flush a float of such bits to zero.
+    constexpr bool kIsFnuz = kCode == XLSTM_CODE_E4M3FNUZ;
+    constexpr int kBias = 127 - (kIsFnuz ? 8 : 7), kLeast = (kBias + 1) << 23;
+    const IntVector code = __builtin_convertvector(bytes, IntVector), magnitude = code & 0x7f;
+    const IntVector is_small = magnitude < 8, is_nan = kIsFnuz ? code == 0x80 : magnitude == 0x7f;
+    const Floats above = Floats((magnitude << 20) + (kBias << 23) + (is_small & 1 << 23));
+    const Floats value = above - Floats(is_small & kLeast);
+    return Floats(IntVector(value) | (code & 0x80) << 24 | (is_nan & 0x7fc00000));
+  }
+}
+
 // ---- sums across lanes
 
 // Lane l of the result is a[l] + a[l ^ H] if l lacks bit H, else the same of b.
@@ -113,7 +135,7 @@ XLSTM_ALWAYS_INLINE Floats plain_tile(const char* const* row, const float* x, in
 // scale and offset: `groups` floats for each row. Nibbles are multiplied as q - 8, and their offset includes 8 scale:
 // so the sums stay small. Sums of q would contain 8 times the sum of x, several times what remains once it is
 // subtracted.
-template <int Bits, bool Offsets, int R, int C>
+template <int Bits, xlstm_code kCode, bool Offsets, int R, int C>
 XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* const* scale, const float* const* offset,
                                           int64_t group_size, int64_t groups, const float* x, int64_t x_stride) {
   Floats sums[R * C] = {};
@@ -128,8 +150,7 @@ XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* c
       if constexpr (Bits == 8) {
         const char* q = row[r] + g * group_size;
         for (int64_t k = 0; k < group_size; k += kWide) {
-          // as unsigned bytes: gcc 12 converts signed ones to float one by one
-          const Floats w = floats_of<uint8_t>(load_narrow<uint8_t>(q + k) ^ 128) - 128.f;
+          const Floats w = widen_bytes<kCode>(q + k);
           XLSTM_UNROLL for (int c = 0; c < C; ++c) part[c] = add_product(part[c], w, load(group_x + c * x_stride + k));
         }
       } else {
@@ -218,7 +239,7 @@ void multiply_plain(const Product& p) {
               });
 }
 
-template <int Bits, bool Offsets>
+template <int Bits, xlstm_code kCode, bool Offsets>
 void multiply_quantised(const Product& p) {
   const xlstm_linear& w = p.w;
   const int64_t groups = (w.columns + w.group_size - 1) / w.group_size;
@@ -235,8 +256,8 @@ void multiply_quantised(const Product& p) {
     }
     all_columns(rows, p.batch, p.y + (first - p.begin), p.y_stride,
                 [&]<int R, int C>(int64_t r, int64_t b) XLSTM_INLINED {
-                  return quantised_tile<Bits, Offsets, R, C>(row + r, scale + r, offset + r, w.group_size, groups,
-                                                             p.x + b * p.x_stride, p.x_stride);
+                  return quantised_tile<Bits, kCode, Offsets, R, C>(row + r, scale + r, offset + r, w.group_size,
+                                                                    groups, p.x + b * p.x_stride, p.x_stride);
                 });
   });
 }
@@ -244,9 +265,15 @@ void multiply_quantised(const Product& p) {
 // y[b][r - begin] = bias[r] + W[r] x[b] for rows begin to end.
 inline void multiply(const Product& p) {
   if (p.w.bits == 4)
-    p.w.offsets ? multiply_quantised<4, true>(p) : multiply_quantised<4, false>(p);
+    p.w.offsets ? multiply_quantised<4, XLSTM_CODE_INTEGER, true>(p)
+                : multiply_quantised<4, XLSTM_CODE_INTEGER, false>(p);
+  else if (p.w.code == XLSTM_CODE_E4M3FN)
+    multiply_quantised<8, XLSTM_CODE_E4M3FN, false>(p);
+  else if (p.w.code == XLSTM_CODE_E4M3FNUZ)
+    multiply_quantised<8, XLSTM_CODE_E4M3FNUZ, false>(p);
   else if (p.w.bits == 8)
-    p.w.offsets ? multiply_quantised<8, true>(p) : multiply_quantised<8, false>(p);
+    p.w.offsets ? multiply_quantised<8, XLSTM_CODE_INTEGER, true>(p)
+                : multiply_quantised<8, XLSTM_CODE_INTEGER, false>(p);
   else if (p.w.dtype == XLSTM_FLOAT32)
     multiply_plain<FloatWeights>(p);
   else if (p.w.dtype == XLSTM_BFLOAT16)

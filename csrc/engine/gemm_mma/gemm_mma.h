@@ -5,7 +5,7 @@
 // Maths, with x split into two bfloat16, x = upper + lower + e, |e| <= 2^-17 |x|, and sums in float:
 //
 //   bfloat16, float16   y = sum_k W upper + sum_k W lower       float16 weights are themselves the sum of two bfloat16
-//   int8, int4          y = sum over groups of  scale sum_k (q - kZero) x + (offset + kZero scale) sum_k x
+//   8 and 4 bits        y = sum over groups of  scale sum_k (q - kZero) x + (offset + kZero scale) sum_k x
 //                       without offsets: scale sum_k (q - kZero) x + (kZero - kMiddle) scale sum_k x
 //
 // An RMS norm is a factor of each row of the batch: its squares are added up while x is loaded, and the factor is

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a plan to the launch of gemm_mma_kernel, whose elements are formats of weights.
 // Compiled once for each XLSTM_ELEMENT of: Bfloat16Weights Float16Weights ByteWeights NibbleWeights
+// Compiled once for each XLSTM_ELEMENT of: E4m3fnWeights E4m3fnuzWeights
 
 #include "arch/launch.h"
 #include "engine/gemm_mma/gemm_mma.h"

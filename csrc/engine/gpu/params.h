@@ -18,6 +18,8 @@ struct Bfloat16Weights;
 struct Float16Weights;
 struct ByteWeights;
 struct NibbleWeights;
+struct E4m3fnWeights;
+struct E4m3fnuzWeights;
 
 struct DeviceVector {
   const void* data;
@@ -29,6 +31,7 @@ struct DeviceLinear {
   DeviceVector bias;
   int64_t row_bytes;
   int rows, columns, bits, group_size, groups;
+  xlstm_code code;
   xlstm_dtype dtype;
   bool is_aligned16;  // each row begins at a multiple of 16 bytes and has a multiple of 16 bytes
 };

@@ -46,6 +46,23 @@ struct ByteWeights {
   }
 };
 
+template <class F>
+struct Float8Weights {
+  static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
+  static constexpr bool kGroups = true, kConverted = true;
+  using Load = Vec16;
+
+  XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {  // in the order of ByteWeights
+      part[0].word[2 * w] = float8_bytes<F, 0>(load.word[2 * n + w]);
+      part[0].word[2 * w + 1] = float8_bytes<F, 1>(load.word[2 * n + w]);
+    }
+  }
+};
+struct E4m3fnWeights : Float8Weights<Float8E4m3fn> {};
+struct E4m3fnuzWeights : Float8Weights<Float8E4m3fnuz> {};
+
 struct NibbleWeights {
   static constexpr int kBits = 4, kParts = 1, kZero = -16, kMiddle = 8;
   static constexpr bool kGroups = true, kConverted = true;

@@ -49,9 +49,9 @@ def weight_bytes(model: xLSTMLarge) -> int:
 
 
 def weights_text(model: xLSTMLarge) -> str:
-    """The dtype of the weights, of quantised ones their bits too."""
+    """The dtype of the weights, and what quantised ones are stored as."""
     dtype = str(model.dtype).removeprefix("torch.")
-    return dtype if model.quantization is None else f"int{model.quantization.bits}, {dtype}"
+    return dtype if model.quantization is None else f"{model.quantization.q_name}, {dtype}"
 
 
 def started(model: xLSTMLarge, test: Work, repetitions: int) -> Call:

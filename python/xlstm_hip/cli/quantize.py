@@ -14,7 +14,7 @@ from ..models.checkpoint import check_scheme
 from ..models.config_files import JSON_FILE
 from ..models.evaluation import log_probabilities
 from ..models.hub import TOKENIZER_FILES, checkpoint_folder
-from ..models.quantize import BITS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
+from ..models.quantize import BITS, FORMATS, GATES, GROUP_SIZES, SCALE_DTYPES, SINGLE_NAMES, TensorError, quantize
 from ..models.shards import INDEX
 from ..models.tokenizer import load_tokenizer
 from .common import (
@@ -30,6 +30,7 @@ from .common import (
 
 EXAMPLES = """examples:
   xlstm-hip quantize models/xlstm-7b models/xlstm-7b-int4 --bits 4
+  xlstm-hip quantize models/demo demo-fp8 --format float8_e4m3fn
   xlstm-hip quantize models/demo demo-int8 --bits 8 --report errors.json --text book.txt   # perplexity before and after
 
 Only xlstm_hip reads the result: generate and eval take it like any other checkpoint.
@@ -42,6 +43,10 @@ def add(commands: Any) -> None:
     command = add_command(commands, "quantize", run, text, EXAMPLES)
     add_source_and_target(command)
     command.add_argument("--bits", type=int, choices=BITS, default=8, help="per weight (default: 8)")
+    command.add_argument(
+        "--format", choices=FORMATS, default="int",
+        help="of a weight; floats have 8 bits and no offsets (default: int)",
+    )  # fmt: skip
     command.add_argument(
         "--group-size", type=int, choices=GROUP_SIZES, default=64, help="weights that share a scale (default: 64)"
     )
@@ -89,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     before = None if texts is None else log_probability()
     model, errors = quantize(
         model, args.bits, args.group_size,
-        symmetric=args.symmetric, scale_dtype=args.scales, skip=tuple(args.skip),
+        symmetric=args.symmetric, scale_dtype=args.scales, skip=tuple(args.skip), format=args.format,
     )  # fmt: skip
     after = None if texts is None else log_probability()
     save_pretrained(model, args.target, max_shard_bytes=most)

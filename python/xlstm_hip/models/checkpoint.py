@@ -141,7 +141,7 @@ def _check_dtypes(mapping: ParameterMapping, stored: dict[str, Stored], weights:
     for name, slices in mapping.items():
         for part in slices:
             actual = stored[part.name].dtype
-            if actual != weights[name].dtype if _is_quantised(name) else not actual.is_floating_point:
+            if actual != weights[name].dtype if _is_quantised(name) else actual not in IO_DTYPES:
                 want = str(weights[name].dtype).removeprefix("torch.") if _is_quantised(name) else "a dtype of floats"
                 raise CheckpointError(f"{part.name}: expected {want}, got {str(actual).removeprefix('torch.')}")
 
@@ -231,8 +231,7 @@ def write_model(
     if scheme_of_weights is not None:  # scales that model.float(), say, made wider
         scale_dtype = SCALE_DTYPES[scheme_of_weights.scale_dtype]
         weights = {
-            name: x.to(scale_dtype) if _is_quantised(name) and x.is_floating_point() else x
-            for name, x in weights.items()
+            name: x.to(scale_dtype) if name.endswith((".scales", ".offsets")) else x for name, x in weights.items()
         }
     shapes = {name: tuple(x.shape) for name, x in _empty(make, config, scheme_of_weights).state_dict().items()}
     mapping = map_shapes({name: tuple(x.shape) for name, x in weights.items()}, shapes)

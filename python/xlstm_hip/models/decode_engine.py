@@ -106,7 +106,7 @@ class _Parts:
         layer = self.module(parent, name, called=True)
         if type(layer) is QuantizedLinear:
             for stored in STORED:
-                self.tensor(layer._buffers, stored, (torch.int8, torch.uint8) if stored == "qweight" else WEIGHT_DTYPES)
+                self.tensor(layer._buffers, stored, (layer.scheme.q_dtype,) if stored == "qweight" else WEIGHT_DTYPES)
         elif type(layer) is nn.Linear:
             self.tensor(layer._parameters, "weight")
             self.absent(2)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """8-bit and 4-bit weights of linear layers, in groups of features along a row, with a scale and optionally an offset.
 
-A group's weights are scale * q + offset. Scale and offset are chosen from a few candidates by least squared error,
-after rounding to the dtype in which they are stored. csrc/include/xlstm_hip.h documents the layout (xlstm_linear). The
-decode engine reads these weights directly; for more than one token a layer's weights are dequantised and multiplied.
+A group's weights are scale * q + offset, where q is an integer or, with 8 bits and no offset, a float. Scale and offset
+are chosen from a few candidates by least squared error, after rounding to the dtype in which they are stored.
+csrc/include/xlstm_hip.h documents the layout (xlstm_linear). The decode engine reads these weights directly; for more
+than one token a layer's weights are dequantised and multiplied.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,12 @@ from .._core.progress import Progress
 Model = TypeVar("Model", bound=nn.Module)  # xLSTMLarge, which imports this module
 
 BITS, GROUP_SIZES = (8, 4), (32, 64, 128)
+FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz}
+FORMATS = ("int", *FLOAT8)  # of q
 SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 BLOCK = 32  # nibbles that are packed together
 SHRINKING = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76)  # of a group's range: what it cuts off, it makes the rest finer
+PHASES = 8  # of an octave: scales of floats, whose levels repeat with each octave
 SINGLE_NAMES = (
     "q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact", "out_proj", "proj_up_gate", "proj_up", "proj_down",
     "lm_head",
@@ -46,6 +50,7 @@ class Scheme:
     symmetric: bool = True
     scale_dtype: str = "float16"
     skip: tuple[str, ...] = GATES
+    format: str = "int"
 
     def __post_init__(self) -> None:
         for name in ("bits", "group_size"):
@@ -57,6 +62,20 @@ class Scheme:
         one_of("scale_dtype", self.scale_dtype, tuple(SCALE_DTYPES))
         for name in self.skip:
             one_of("skip", name, SINGLE_NAMES)
+        one_of("format", self.format, FORMATS)
+        if self.format in FLOAT8 and self.bits != 8:
+            raise ValueError(f"bits: expected 8 with {self.format}, got {self.bits}")
+        if self.format in FLOAT8 and not self.symmetric:
+            raise ValueError(f"symmetric: expected True with {self.format}, which has no offsets, got False")
+
+    @property
+    def q_dtype(self) -> torch.dtype:
+        """Of q in memory; nibbles are packed into bytes."""
+        return FLOAT8.get(self.format, torch.int8 if self.bits == 8 else torch.uint8)
+
+    @property
+    def q_name(self) -> str:
+        return self.format if self.format in FLOAT8 else f"int{self.bits}"
 
     @property
     def levels(self) -> tuple[int, int]:
@@ -117,13 +136,20 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
         groups = -(-in_features // scheme.group_size)
-        packed, kind = groups * scheme.group_size * scheme.bits // 8, torch.int8 if scheme.bits == 8 else torch.uint8
+        packed = groups * scheme.group_size * scheme.bits // 8
         scale_dtype = SCALE_DTYPES[scheme.scale_dtype]
-        self.register_buffer("qweight", torch.empty(out_features, packed, dtype=kind, device=device))
+        self.register_buffer("qweight", torch.empty(out_features, packed, dtype=scheme.q_dtype, device=device))
         self.register_buffer("scales", torch.empty(out_features, groups, dtype=scale_dtype, device=device))
         offsets = None if scheme.symmetric else torch.empty(out_features, groups, dtype=scale_dtype, device=device)
         self.register_buffer("offsets", offsets)
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> QuantizedLinear:
+        """What moves or casts a module's tensors moves q, and never casts it: to _apply it is bytes."""
+        self.qweight = self.qweight.view(torch.uint8)
+        super()._apply(fn, recurse)
+        self.qweight = self.qweight.view(self.scheme.q_dtype)
+        return self
 
     @torch.no_grad()
     def take(self, weight: Tensor) -> None:
@@ -181,7 +207,7 @@ def _quantised(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor |
     q, scale, offset = best
     dtype = SCALE_DTYPES[scheme.scale_dtype]
     q = q.view(rows, -1)
-    qweight = q.to(torch.int8) if scheme.bits == 8 else packed(q.to(torch.uint8))
+    qweight = packed(q.to(torch.uint8)) if scheme.bits == 4 else q.to(scheme.q_dtype)
     return qweight, scale.to(dtype), None if scheme.symmetric else offset.to(dtype)
 
 
@@ -191,7 +217,11 @@ def _chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 def _levels_of(groups: Tensor, scale: Tensor, offset: Tensor, scheme: Scheme) -> Tensor:
     safe = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return ((groups - offset.unsqueeze(-1)) / safe.unsqueeze(-1)).round().clamp(*scheme.levels)
+    scaled = (groups - offset.unsqueeze(-1)) / safe.unsqueeze(-1)
+    if scheme.format in FLOAT8:
+        largest = torch.finfo(scheme.q_dtype).max
+        return scaled.clamp(-largest, largest).to(scheme.q_dtype).float()
+    return scaled.round().clamp(*scheme.levels)
 
 
 def _candidates(groups: Tensor, scheme: Scheme) -> list[tuple[Tensor, Tensor]]:
@@ -203,7 +233,12 @@ def _candidates(groups: Tensor, scheme: Scheme) -> list[tuple[Tensor, Tensor]]:
 
     least, greatest = scheme.levels
     found = []
-    if scheme.symmetric:
+    if scheme.format in FLOAT8:
+        furthest = groups.abs().amax(-1)
+        for phase in range(PHASES):
+            scale = rounded(2 ** (phase / PHASES) * furthest / torch.finfo(scheme.q_dtype).max)
+            found.append((scale, torch.zeros_like(scale)))
+    elif scheme.symmetric:
         # The level furthest from zero is on one side: the weight furthest from zero is put there, by the scale's sign.
         at = groups.abs().argmax(-1, keepdim=True)
         furthest = groups.gather(-1, at).squeeze(-1)
@@ -246,6 +281,7 @@ def quantize(
     symmetric: bool | None = None,
     scale_dtype: str = "float16",
     skip: tuple[str, ...] = GATES,
+    format: str = "int",
     progress: bool = True,
 ) -> tuple[Model, list[TensorError]]:
     """Quantises the linear layers of an xLSTMLarge in place, one at a time. Returns the model and each weight's error.
@@ -254,10 +290,11 @@ def quantize(
     symmetric           without offsets; default: True for 8 bits, False for 4 bits
     scale_dtype         of scales and offsets
     skip                layers that stay unquantised, by their names as single weights
+    format              int; of 8 bits also float8_e4m3fn (OCP) or float8_e4m3fnuz, which an MI300X converts
     """
     if model.quantization is not None:
         raise ValueError(f"model: expected one that is not quantised, got one of {model.quantization}")
-    scheme = Scheme(bits, group_size, bits == 8 if symmetric is None else symmetric, scale_dtype, tuple(skip))
+    scheme = Scheme(bits, group_size, bits == 8 if symmetric is None else symmetric, scale_dtype, tuple(skip), format)
     layers = quantizable(model, scheme)
     for name, layer in layers:  # before any is replaced
         if not bool(layer.weight.isfinite().all()):

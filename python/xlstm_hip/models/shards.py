@@ -25,7 +25,7 @@ from .mapping import CheckpointError, listed
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I8": torch.int8, "U8": torch.uint8,
+    "I8": torch.int8, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
 }  # fmt: skip
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LONGEST_HEADER = 100 << 20  # as the format has it
