@@ -80,10 +80,11 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of this machine: a kernel whose workgroups run, and the same recorded and timed, a million wave instructions."""
+    """Of this machine's CPUs: a kernel whose workgroups run, and the same recorded and timed, a million wave
+    instructions."""
 
     kernel: str
-    run: float  # seconds
+    run: float  # seconds, of all threads together
     predicted: float
 
 
@@ -209,25 +210,25 @@ def make_speed(figures: Figures) -> None:
     figures.write()
 
 
-def speed_of(call: Callable[[], object], rounds: int = 3) -> Speed:
+def speed_of(call: Callable[[], object]) -> Speed:
     import device
 
     def seconds_of(run: Callable[[], object]) -> float:
         """A million wave instructions."""
         device.reset_counters()
-        begun = time.perf_counter()
+        begun = time.process_time()
         run()
-        seconds = time.perf_counter() - begun
+        seconds = time.process_time() - begun
         return 1e6 * seconds / sum(i.executed for c in device.counters() for i in c.instructions)
 
     device.set_sample(SPEED_SAMPLE)
     try:
-        plain = min(seconds_of(call) for _ in range(rounds))
+        plain = min(seconds_of(call) for _ in range(SPEED_ROUNDS))
         (counted,) = device.counters()
     finally:
         device.set_sample(1)
     instructions = sum(i.executed for i in counted.instructions)
-    timed = min(seconds_of(lambda: timing.predict(call, instructions)) for _ in range(rounds))
+    timed = min(seconds_of(lambda: timing.predict(call, instructions)) for _ in range(SPEED_ROUNDS))
     from rooflines import demangled
 
     (kernel,) = demangled([counted.kernel.name])
@@ -235,3 +236,4 @@ def speed_of(call: Callable[[], object], rounds: int = 3) -> Speed:
 
 
 SPEED_SAMPLE = 16  # one workgroup in so many runs
+SPEED_ROUNDS = 3  # of which the quickest counts

@@ -100,8 +100,9 @@ and bytes beyond L2, in GB.
 SPEED = """\
 ## What a prediction takes
 
-Seconds of the machine that made this page, for a million wave instructions of the kernel: interpreted, and interpreted,
-recorded and played by the model. The goals are a ratio of three at most, and a minute or two for a call.
+CPU seconds of the machine that made this page, all threads together, for a million wave instructions of the kernel:
+interpreted, and interpreted, recorded and played by the model; the least of {rounds} rounds each. The goals are a ratio of
+three at most, and a minute or two for a call. A call of Triton's kernels has its compiler in its time.
 """
 
 
@@ -252,7 +253,7 @@ def page(figures: Figures) -> str:
         lines += [TOKEN, tokens(list(figures.tokens.values()))]
     lines += [BINDS, binds(rows), FEWER, fewer(rows), NUMBERS, numbers(rows)]
     if figures.speed:
-        lines += [SPEED, speed(figures)]
+        lines += [SPEED.format(rounds=peer_figures.SPEED_ROUNDS), speed(figures)]
     return "\n".join(lines).rstrip() + "\n"
 
 
