@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a kernel would take on an MI300X, and what it would wait for: predicted by a model, not measured.
+"""How long a kernel would take on an MI300X (GFX942_CHIP=gfx90a, gfx950: on an MI250X's die, an MI355X), and what it
+would wait for: predicted by a model, not measured.
 
 python tests/gfx942/predict.py kernel.co                                  lists its kernels
 python tests/gfx942/predict.py kernel.co --kernel twice --grid 4 --block 256 --arg 'f32[1024]=random' --arg 1024
@@ -72,7 +73,7 @@ def report(options: argparse.Namespace, launches: list[timing.Launch]) -> None:
     from rooflines import demangled
 
     names = demangled([x.kernel for x in launches])
-    print("Predicted by tests/gfx942/clock for an MI300X; nothing was measured.")
+    print(f"Predicted by tests/gfx942/clock with the constants of {timing.CHIP.name}; nothing was measured.")
     for launch, name in zip(launches, names, strict=True):
         print(time_report.text_of(launch, name))
     if len(launches) > 1:

@@ -101,8 +101,8 @@ SPEED = """\
 ## What a prediction takes
 
 CPU seconds of the machine that made this page, all threads together, for a million wave instructions of the kernel:
-interpreted, and interpreted, recorded and played by the model; the least of {rounds} rounds each. The goals are a ratio of
-three at most, and a minute or two for a call. A call of Triton's kernels has its compiler in its time.
+interpreted, and interpreted, recorded and played by the model; the least of {rounds} rounds each. The goals are a ratio
+of three at most, and a minute or two for a call. A call of Triton's kernels has its compiler in its time.
 """
 
 

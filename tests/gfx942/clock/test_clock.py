@@ -240,7 +240,7 @@ def test_the_same_events_take_the_same_time(clock: Clock) -> None:
 
 
 def test_constants_are_refused_by_name(timing: ModuleType, device: ModuleType) -> None:
-    with pytest.raises(ValueError, match="expected names of mi300x.json, got l3_bytes"):
+    with pytest.raises(ValueError, match=f"expected names of {timing.CHIP.name}, got l3_bytes"):
         timing.constants(l3_bytes=1)
     chip = timing.constants()
     del chip["lds_latency"]
@@ -248,10 +248,15 @@ def test_constants_are_refused_by_name(timing: ModuleType, device: ModuleType) -
         timing.timed(chip=chip)
 
 
-def test_every_constant_says_where_it_comes_from(timing: ModuleType) -> None:
+@pytest.mark.parametrize("chip", ["gfx942", "gfx90a", "gfx950"])
+def test_every_constant_says_where_it_comes_from(timing: ModuleType, chip: str) -> None:
     import json
 
-    content = json.loads(timing.CHIP.read_text())
+    content = json.loads(timing.CHIPS[chip].read_text())
+    assert set(timing.values_of(timing.CHIPS[chip])) == set(timing.values_of(timing.CHIPS["gfx942"]))
+    assert (content.pop("like", None), bool(content.pop("taken_over", ""))) == (
+        (None, False) if chip == "gfx942" else ("mi300x.json", True)
+    )
     measured = content.pop("measured", {"constants": {}})  # of benchmarks/mi300x_constants.py
     assert set(content) == {"sources", "fitted", "assumed", "constants"}
     kinds = {"fitted": content["fitted"], "assumed": content["assumed"], "measured": measured["constants"]}

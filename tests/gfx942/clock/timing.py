@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a call's kernels would take on an MI300X, as the model of this folder has it. Nothing here was measured on
-AMD hardware: every time is predicted.
+"""How long a call's kernels would take on an MI300X, as the model of this folder has it, or on an MI250X or MI355X,
+where GFX942_CHIP chooses their code. Nothing here was measured on AMD hardware: every time is predicted, and only the
+error of an MI300X's is known.
 
 for launch in predict(lambda: xlstm_hip.mlstm_interface(q, k, v, i, f)):
     print(launch.kernel, launch.microseconds, launch.waits())
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import builds
 import device
 
 HERE = Path(__file__).parent
-CHIP = HERE / "mi300x.json"
+CHIPS = {"gfx942": HERE / "mi300x.json", "gfx90a": HERE / "mi250x.json", "gfx950": HERE / "mi355x.json"}
+CHIP = CHIPS[builds.CHIP]
 INSTRUCTIONS = 2_000_000  # of waves, a launch: about ten seconds
 
 
@@ -86,9 +89,16 @@ class Launch:
         return max(groups, key=lambda group: sum(self.spent[name] for name in groups[group]))
 
 
+def values_of(file: Path) -> dict[str, float]:
+    """The constants of a chip. A file that is "like" another has those that differ."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    others = values_of(file.with_name(content["like"])) if "like" in content else {}
+    return others | {name: x["value"] for name, x in content["constants"].items()}
+
+
 def constants(**other: float) -> dict[str, float]:
-    """Those of mi300x.json, with others in the place of some."""
-    found = {name: x["value"] for name, x in json.loads(CHIP.read_text(encoding="utf-8"))["constants"].items()}
+    """Those of the chip, with others in the place of some."""
+    found = values_of(CHIP)
     unknown = set(other) - set(found)
     if unknown:
         raise ValueError(f"constants: expected names of {CHIP.name}, got {', '.join(sorted(unknown))}")
