@@ -72,6 +72,11 @@ class KernelTime:
             counts=counts_of(counted, launches),
         )
 
+    @property
+    def causes_text(self) -> str:
+        """Where waves' cycles go, in words."""
+        return ", ".join(f"{what} {share:.0%}" for what, share in self.causes.items())
+
     @classmethod
     def read(cls, x: dict[str, Any]) -> KernelTime:
         return cls(**x | {"counts": Counts(**x["counts"])})

@@ -101,8 +101,8 @@ SPEED = """\
 ## What a prediction takes
 
 CPU seconds of the machine that made this page, all threads together, for a million wave instructions of the kernel:
-interpreted, and interpreted, recorded and played by the model; the least of {rounds} rounds each. The goals are a ratio
-of three at most, and a minute or two for a call. A call of Triton's kernels has its compiler in its time.
+interpreted, and interpreted, recorded and played by the model; the least of {rounds} rounds each. The goals are a
+ratio of three at most, and a minute or two for a call. A call of Triton's kernels has its compiler in its time.
 """
 
 
@@ -175,9 +175,9 @@ def binds(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         k = longest(row.sides[0])
-        causes = ", ".join(f"{what} {share:.0%}" for what, share in k.causes.items())
         share = f"{k.microseconds / row.sides[0].microseconds:.0%}"
-        lines.append((row.title, f"`{k.kernel}`", share, k.binds, f"{k.matrix_busy:.0%}", f"{k.waves:g}", causes))
+        busy = f"{k.matrix_busy:.0%}"
+        lines.append((row.title, f"`{k.kernel}`", share, k.binds, busy, f"{k.waves:g}", k.causes_text))
     columns = ("call", "longest kernel", "of it", "binds", "MFMA busy", "waves", "where waves' cycles go")
     return table(columns, lines, left=(0, 1, 3, 6))
 

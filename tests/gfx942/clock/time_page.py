@@ -11,63 +11,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import builds
-import timing
+import call_time
 import trust
-from timing import Launch
+from call_time import KernelTime
 
 PAGE, DATA = (builds.ROOT / "docs" / f"amd_time_kernels.{end}" for end in ("md", "json"))
 INSTRUCTIONS = 1_000_000  # of waves, a launch
 SHOWN = 0.02  # of a call's time: what takes less is summed up
 
 
-@dataclass(frozen=True)
-class Row:
-    kernel: str
-    launches: int
-    microseconds: float  # of all launches
-    mhz: float
-    matrix_busy: float
-    workgroups: int
-    sampled: int
-    resident: int
-    error: float  # of the sampling
-    binds: str
-    waits: str  # the three largest shares of waves' cycles
-
-    @classmethod
-    def of(cls, kernel: str, launches: Sequence[Launch]) -> Row:
-        longest = max(launches, key=lambda x: x.microseconds)
-        largest = sorted(longest.shares().items(), key=lambda item: -item[1])[:3]
-        return cls(
-            kernel=kernel,
-            launches=len(launches),
-            microseconds=round(sum(x.microseconds for x in launches), 2),
-            mhz=round(longest.mhz),
-            matrix_busy=round(longest.matrix_busy, 3),
-            workgroups=longest.workgroups,
-            sampled=longest.sampled,
-            resident=longest.resident,
-            error=round(longest.error, 4),
-            binds=longest.binds(),
-            waits=", ".join(f"{what} {share:.0%}" for what, share in largest),
-        )
-
-
-def rows_of(launches: list[Launch]) -> list[Row]:
-    from rooflines import demangled
-
-    by_kernel: dict[str, list[Launch]] = {}
-    for name, launch in zip(demangled([x.kernel for x in launches]), launches, strict=True):
-        by_kernel.setdefault(name, []).append(launch)
-    return sorted((Row.of(name, found) for name, found in by_kernel.items()), key=lambda row: -row.microseconds)
-
-
-def read() -> dict[str, list[Row]]:
-    return {title: [Row(**row) for row in rows] for title, rows in json.loads(DATA.read_text(encoding="utf-8")).items()}
+def read() -> dict[str, list[KernelTime]]:
+    tables = json.loads(DATA.read_text(encoding="utf-8"))
+    return {title: [KernelTime.read(row) for row in rows] for title, rows in tables.items()}
 
 
 # ---- the page
@@ -81,25 +39,25 @@ AMD hardware.** [amd_time.md](amd_time.md) says how far to trust the model, and 
 
 - The calls are those of [the roofline](amd_roofline.md): cached keys and values are one tensor, or all sequences share
   16 pages, so that caches hold more of them than in earnest.
-- *at once*: workgroups of a compute unit. *binds*: what most cycles of waves are spent on or wait for.
+- *waves*: of a SIMD at once. *binds*: what most cycles of waves are spent on or wait for.
 - `python tests/gfx942/predict.py --call 'MLA'` lists the instructions of such a call that wait most, and with
   [line tables](amd-without-amd.md#its-predicted-time) the source lines.
 """
 
 COLUMNS = (
-    *("kernel", "launches", "predicted, us", "error bar", "MHz", "MFMA busy", "workgroups", "at once", "binds"),
+    *("kernel", "launches", "predicted, us", "error bar", "MHz", "MFMA busy", "workgroups", "waves", "binds"),
     "where waves' cycles go",
 )
 
 
-def markdown(rows: list[Row]) -> str:
+def markdown(rows: list[KernelTime]) -> str:
     total = sum(row.microseconds for row in rows)
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * 7 + "---|---|"]
     small = [row for row in rows if row.microseconds < SHOWN * total]
     for row in (row for row in rows if row not in small):
         cells = (
             *(f"`{row.kernel}`", str(row.launches), f"{row.microseconds:.1f}", trust.error_bar(row), f"{row.mhz:.0f}"),
-            *(f"{row.matrix_busy:.0%}", str(row.workgroups), str(row.resident), row.binds, row.waits),
+            *(f"{row.matrix_busy:.0%}", str(row.workgroups), f"{row.waves:g}", row.binds, row.causes_text),
         )
         lines.append("| " + " | ".join(cells) + " |")
     if small:
@@ -109,7 +67,7 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(tables: dict[str, list[Row]]) -> str:
+def page(tables: dict[str, list[KernelTime]]) -> str:
     lines = [HEAD]
     for title, rows in tables.items():
         lines += [f"## {title}", "", markdown(rows)]
@@ -124,6 +82,7 @@ def main(arguments: list[str]) -> int:
 
     emulated_torch.import_package()
     from roofline_shapes import SHAPES
+    from rooflines import demangled
 
     before = read() if DATA.exists() else {}
     tables = {}
@@ -133,7 +92,7 @@ def main(arguments: list[str]) -> int:
                 tables[shape.title] = before[shape.title]
             continue
         print(shape.title, flush=True)
-        tables[shape.title] = rows_of(timing.predict(shape.run, INSTRUCTIONS))
+        tables[shape.title] = call_time.predicted(shape.run, INSTRUCTIONS, demangled)
         print(markdown(tables[shape.title]), flush=True)
         if arguments:
             rows = {title: [asdict(row) for row in found] for title, found in {**before, **tables}.items()}
