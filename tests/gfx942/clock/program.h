@@ -26,7 +26,7 @@ struct Step {
   bool store = false, atomic = false, bypasses_l1 = false, ends = false;
   bool vector_writes_scalar = false;  // VCC, a scalar register: later for scalar instructions
   uint16_t cycles = 4;                // of the vector or the matrix unit
-  int16_t vmcnt = -1, lgkmcnt = -1;   // of s_waitcnt
+  int16_t vmcnt = -1, lgkmcnt = -1;   // of s_waitcnt; nothing is counted in expcnt
   int16_t priority = -1;              // of s_setprio
   uint16_t pause = 0;                 // cycles of s_nop, s_sleep
   std::array<Registers, 6> read = {};
