@@ -4,7 +4,9 @@ would wait for: predicted by a model, not measured.
 
 python tests/gfx942/predict.py kernel.co                                  lists its kernels
 python tests/gfx942/predict.py kernel.co --kernel twice --grid 4 --block 256 --arg 'f32[1024]=random' --arg 1024
+python tests/gfx942/predict.py kernel.hip --kernel twice ...              of HIP source, with its source lines
 python tests/gfx942/predict.py --call 'forward, B1 H16 S4096'             calls of docs/amd_roofline.md, by title
+python tests/gfx942/predict.py --call 'forward, B1 H16 S4096' --lines     with source lines
 python tests/gfx942/predict.py --diff before.json after.json              of what --save wrote with two builds
 """
 
@@ -21,6 +23,7 @@ import run  # first: it says where the other modules are
 sys.path[:0] = [str(run.ROOT / x) for x in ("tests", "tests/gfx942/clock")]
 
 import device  # noqa: E402
+import source_lines  # noqa: E402
 import time_report  # noqa: E402
 import timing  # noqa: E402
 
@@ -29,9 +32,10 @@ STRETCHES = 200_000  # of waves' time, for the picture and the trace
 
 def parser_of() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, help="a code object for gfx942")
+    parser.add_argument("file", nargs="?", type=Path, help="a code object for gfx942, or HIP source that ends in .hip")
     run.launch_options(parser)
     parser.add_argument("--call", help="of the package: what is in the title of a table of docs/amd_roofline.md")
+    parser.add_argument("--lines", action="store_true", help="of --call: compiles its kernels again with line tables")
     parser.add_argument("--diff", nargs=2, type=Path, metavar="JSON")
     parser.add_argument("--mhz", type=float, default=0, help="of the compute units; else what power leaves them")
     parser.add_argument("--cold", action="store_true", help="the first call: nothing is in the Infinity Cache")
@@ -61,7 +65,11 @@ def launch_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> C
         return call_of(parser, options.call)
     if not options.file:
         parser.error("expected a code object, --call or --diff")
+    if options.lines:
+        parser.error(f"--lines: expected --call; compile {options.file} with {source_lines.FLAG}, as .hip files are")
     code, values = run.code_and_values(parser, options)
+    if options.file.suffix == ".hip":
+        code = device.compile_hip(code.decode(), source_lines.FLAG)
     module = device.Module(code)
     if not options.kernel:
         print(run.listing(device.kernels()))
@@ -99,6 +107,8 @@ def main(arguments: list[str]) -> int:
             return 0
         trace = STRETCHES if options.picture or options.trace else 0
         launches = timing.predict(call, options.instructions, mhz=options.mhz, warm=not options.cold, trace=trace)
+        if options.lines:
+            launches = source_lines.with_lines(launches, source_lines.of_package)
     except (device.HipError, OSError, TypeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

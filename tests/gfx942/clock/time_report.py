@@ -34,11 +34,11 @@ def worst(launch: Launch, count: int = WORST) -> list[Stall]:
 
 
 def by_source(launch: Launch) -> list[tuple[str, int]]:
-    """Cycles of waiting by source line, where the object has line numbers."""
+    """Cycles of waiting by source line, where the object has line numbers; of inlined code by the line it is from."""
     sums: dict[str, int] = {}
     for s in launch.stalls:
         if s.source:
-            line = s.source.splitlines()[0]
+            line = s.source.partition(" in ")[0].rpartition(":")[0]  # without its column
             sums[line] = sums.get(line, 0) + s.stall
     return sorted(sums.items(), key=lambda item: -item[1])
 
@@ -59,7 +59,10 @@ def text_of(launch: Launch, name: str = "") -> str:
     for s in worst(launch):
         share = s.stall / max(1, launch.wave_cycles)
         lines.append(f"    {share:6.1%}  {s.reason:20} {s.executed:8}  {s.offset:6x}: {s.text}")
-    for line, stall in by_source(launch)[:WORST]:
+    by_line = by_source(launch)[:WORST]
+    if by_line:
+        lines.append("  source lines that wait most (0: what the compiler has no line for):")
+    for line, stall in by_line:
         lines.append(f"    {stall / max(1, launch.wave_cycles):6.1%}  {line}")
     return "\n".join(lines)
 

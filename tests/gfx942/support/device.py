@@ -48,6 +48,7 @@ def library() -> ctypes.CDLL:
     texts = (
         "device_json",
         "kernel_json",
+        "lines_json",
         "kernels_json",
         "operations",
         "checks_json",
@@ -225,6 +226,10 @@ class Module:
 
     def kernel(self, name: str) -> Kernel:
         return Kernel.of(described("gfx942_kernel_json", self._function(name)))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Of each of a kernel's instructions its offset, text and source line, empty where the code has none."""
+        return described("gfx942_lines_json", self._function(name))
 
     def launch(self, name: str, grid: Extent, block: Extent, args: Sequence[Any] = (), lds: int = 0) -> None:
         """Grid is in blocks, lds the dynamic part. Arrays are what the kernel sees and changes, exactly as long as

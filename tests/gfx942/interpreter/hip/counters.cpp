@@ -198,6 +198,24 @@ const char* gfx942_kernel_json(void* function) {
   });
 }
 
+const char* gfx942_lines_json(void* function) {
+  static std::string buffer;
+  return kept(buffer, [function] {
+    const Code& code = given(static_cast<Function*>(function), "function").code();
+    std::vector<uint64_t> addresses;
+    for (const Instruction& i : code.instructions) addresses.push_back(i.address);
+    const std::vector<std::string> sources = code.object->sources_of(addresses);
+    Json json;
+    json.open('[');
+    for (const Instruction& i : code.instructions) {
+      json.open('{').member("offset", i.address - code.base).member("text", std::string_view(i.text));
+      json.member("source", std::string_view(sources[i.index])).close('}');
+    }
+    json.close(']');
+    return json.text();
+  });
+}
+
 const char* gfx942_kernels_json() {
   static std::string buffer;
   return kept(buffer, [] {

@@ -43,6 +43,7 @@ void gfx942_reset_counters(void);
 // ---- what there is
 const char* gfx942_device_json(void);            // the device, as an object
 const char* gfx942_kernel_json(void* function);  // of a hipFunction_t: its arguments, registers, LDS
+const char* gfx942_lines_json(void* function);   // its instructions, with source lines where the object has them
 const char* gfx942_kernels_json(void);           // of every kernel in every code object that was loaded
 const char* gfx942_operations(void);             // the mnemonics that are implemented for it, a line each
 
