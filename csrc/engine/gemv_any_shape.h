@@ -183,12 +183,13 @@ __global__ __launch_bounds__(kEngineThreads) void gemv_kernel(XLSTM_PARAM GemmPa
 }
 
 // x of each row of the batch is its token's embedding; NaN if the vocabulary has no such token, since a kernel raises
-// no error. It also empties the megakernel's mailboxes.
+// no error. It also empties the megakernel's mailboxes and the counters of heads_step.h.
 template <int>
 __global__ __launch_bounds__(kEngineThreads) void embed_kernel(const EmbedParams p) {
   pdl_trigger();
   const int64_t at = int64_t(blockIdx.x) * kEngineThreads + threadIdx.x;
   if (at * 4 < p.mailbox_floats) *reinterpret_cast<Vec16*>(p.mailboxes + at * 4) = {{kEmpty, kEmpty, kEmpty, kEmpty}};
+  if (at < p.arrived_count) p.arrived[at] = 0;
   if (at >= int64_t(p.batch) * p.dim) return;
   const int64_t token = p.tokens[at / p.dim];
   const bool known = token >= 0 && token < p.vocab;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token of each row through a whole xLSTM model on a GPU. A block of the model takes six parts, each of them one
-// launch, but for the mLSTM's recurrent step, which takes two launches when it updates its state in place. For one row
-// on Hopper the megakernel runs the step in one launch (engine/megakernel/megakernel.h). A CUDA or HIP graph can
-// capture either form.
+// launch, but for the mLSTM's recurrent step, which takes two launches when it updates its state in place; on CDNA the
+// step and the norm of heads are one launch (engine/heads_step.h). For one row on Hopper the megakernel runs the step
+// in one launch (engine/megakernel/megakernel.h). A CUDA or HIP graph can capture any form.
 #include <algorithm>
 #include <vector>
 
@@ -11,6 +11,8 @@
 #include "engine/gemm_cluster/gemm_cluster_launch.h"
 #include "engine/gemm_mma/gemm_mma_launch.h"
 #include "engine/gemv_any_shape.h"
+#include "engine/gpu/one_token.h"
+#include "engine/heads_step.h"
 #include "engine/kernels.h"
 #include "engine/megakernel/megakernel_launch.h"
 #include "layer/gpu/kernels.h"
@@ -28,7 +30,8 @@ int64_t mailbox_floats(const xlstm_decode& p, const Chip& chip) {
 
 struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
-  float* mailboxes;  // of the megakernel
+  float* mailboxes;   // of the megakernel
+  uint32_t* arrived;  // of heads_step
   char* step;
 
   Memory(Arena& arena, const xlstm_decode& p, const Chip& chip, size_t step_bytes) {
@@ -40,6 +43,7 @@ struct Memory {
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
     mailboxes = arena.take<float>(mailbox_floats(p, chip));
+    arrived = arena.take<uint32_t>(chip.family == Family::cdna ? B * p.heads : 0);
     step = arena.take<char>(int64_t(step_bytes));
   }
 };
@@ -112,6 +116,36 @@ void add_norm(GemmParams& params, const xlstm_decode_norm& of) {
 void add_linear(GemmParams& params, const xlstm_linear& w, float* to) {
   params.to[params.linear_count] = to;
   params.linear[params.linear_count++] = linear_of(w);
+}
+
+// ---- the mLSTM's step, then the norm of heads with the output gate, from h's inputs to at.normed
+
+bool fits_heads_step(const xlstm_decode& p, const mlstm::RecurrentPlan& plan, const Chip& chip) {
+  return chip.family == Family::cdna && plan.in_registers && p.dhv <= kMostHeadValues;
+}
+
+void run_heads_step(const xlstm_decode& p, const xlstm_decode_block& block, const mlstm::RecurrentPlan& plan,
+                    const Memory& at, Stream stream) {
+  HeadsStepParams to{};
+  to.step = one_token_params(p, plan.tiles);
+  to.step.interleaved_heads = plan.interleaved_heads;
+  to.q = at.q, to.k = at.k, to.v = at.v, to.i = at.i, to.f = at.f, to.o = at.o;
+  to.c = block.c, to.n = block.n, to.m = block.m, to.h = at.h, to.y = at.normed;
+  to.weight = {block.head_norm.weight.data, block.head_norm.weight.dtype};
+  to.bias = {block.head_norm.bias.data, block.head_norm.bias.dtype};
+  to.norm_eps = float(p.norm_eps);
+  to.arrived = at.arrived;
+  const auto kernel = plan.columns == 32 ? heads_step<32> : plan.columns == 16 ? heads_step<16> : heads_step<8>;
+  launch("decode mLSTM step and heads", kernel, {plan.blocks, int(plan.threads), 0}, stream, to);
+}
+
+void run_heads(const xlstm_decode& p, const xlstm_decode_block& block, const Memory& at, const Chip& chip,
+               Stream stream) {
+  const xlstm_mlstm_forward step = mlstm_of(p, block, at);
+  const mlstm::RecurrentPlan plan = mlstm::plan_recurrent_call(step, chip);
+  if (fits_heads_step(p, plan, chip)) return run_heads_step(p, block, plan, at, stream);
+  mlstm::recurrent(step, plan, at.step, stream);
+  norm(p, block.head_norm, at.h, at.o, p.heads * p.dhv, at.normed, chip, stream);
 }
 
 // ---- one product, by the kernel for its format of weights
@@ -344,9 +378,12 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   const size_t step_bytes = mlstm::recurrent_workspace(mlstm_of(p, p.block[0], Memory(counter, p, chip, 0)));
   Arena arena(workspace);
   const Memory at(arena, p, chip, step_bytes);
-  const int64_t values = p.heads * p.dhv, floats = p.batch * p.dim;
-  const EmbedParams table{int(p.batch), p.dim,   p.vocab, p.tokens, {p.embedding.data, p.embedding.dtype},
-                          at.x,         nullptr, 0};
+  const int64_t floats = p.batch * p.dim;
+  EmbedParams table{};
+  table.batch = int(p.batch), table.dim = p.dim, table.vocab = p.vocab, table.tokens = p.tokens;
+  table.table = {p.embedding.data, p.embedding.dtype};
+  table.x = at.x;
+  if (chip.family == Family::cdna) table.arrived = at.arrived, table.arrived_count = p.batch * p.heads;
   if constexpr (kHasHopperKernels)
     if (run_megakernel(p, table, at, chip, stream)) return;
   run_embed(table, stream);
@@ -354,9 +391,7 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
     const xlstm_decode_block& block = p.block[n];
     BlockGemms of = gemms_of(p, block, at);
     run_normed<Output::store>("decode projections", p, block.norm_mlstm, of.projections, at, chip, stream);
-    const xlstm_mlstm_forward step = mlstm_of(p, block, at);
-    mlstm::recurrent(step, mlstm::plan_recurrent_call(step, chip), at.step, stream_pointer);
-    norm(p, block.head_norm, at.h, at.o, values, at.normed, chip, stream);
+    run_heads(p, block, at, chip, stream);
     of.output.x = at.normed;
     run<Input::plain, Output::add>("decode output", of.output, chip, stream);
     run_normed<Output::swiglu>("decode up", p, block.norm_ffn, of.up, at, chip, stream);

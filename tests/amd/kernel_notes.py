@@ -21,6 +21,7 @@ WITHOUT_MATRICES = {
     "embed_kernel",
     "gate_gradients",
     "gemv_kernel",
+    "heads_step",
     "norm_backward_rows",
     "norm_forward_rows",
     "normalisers",

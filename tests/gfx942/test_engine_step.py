@@ -16,6 +16,7 @@ ODD = {"embedding_dim": 36, "num_heads": 3, "qk_dim_factor": 0.25, "ffn_round_up
 BARE = {"gate_soft_cap": None, "output_logit_soft_cap": None, "add_out_norm": False}
 HEAD = {"embedding_dim": 64, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457}  # blocks of 64 rows for 304 CUs
 WIDE = {"embedding_dim": 256, "num_heads": 1, "v_dim_factor": 2.0, "num_blocks": 1, "ffn_proj_factor": 20.0}
+HEADS = {"embedding_dim": 128, "num_heads": 4, "num_blocks": 1, "use_bias": True}  # of 32 values
 FLOAT8 = tuple({"format": name} for name in ("float8_e4m3fn", "float8_e4m3fnuz"))  # OCP; what the chip converts
 # The dtype; 0, bits or what quantize() is called with; rows; changes of the model
 CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]], ...] = (
@@ -39,6 +40,8 @@ CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]],
     ("seventeen rows", torch.bfloat16, 0, 17, {}),
     ("64 rows, biases, fused", torch.bfloat16, 0, 64, FUSED),
     ("float16, 33 rows", torch.float16, 0, 33, {}),
+    ("40 rows, tiles of 16 columns", torch.bfloat16, 0, 40, HEADS),
+    ("80 rows, tiles of 32 columns", torch.bfloat16, 0, 80, HEADS),
     ("int8, 32 rows", torch.bfloat16, 8, 32, {}),
     ("int4, 40 rows", torch.float16, 4, 40, {}),
     *(
@@ -79,7 +82,9 @@ def test_step(package: ModuleType, dtype: torch.dtype, bits: int | dict, batch: 
     check_step(dtype, bits, batch, changes, head)
 
 
-@pytest.mark.parametrize("case", ["bfloat16", "int8", "rows that are no pieces of 16 bytes"])
+@pytest.mark.parametrize(
+    "case", ["bfloat16", "int8", "40 rows, tiles of 16 columns", "rows that are no pieces of 16 bytes"]
+)
 def test_step_of_workgroups_that_take_turns(package: ModuleType, device: ModuleType, case: str) -> None:
     """Nothing that waves pass to each other depends on which of them is faster."""
     dtype, bits, batch, changes = next(c[1:] for c in CASES if c[0] == case)

@@ -65,6 +65,8 @@ struct EmbedParams {
   float* x;
   float* mailboxes;  // the embedding kernel fills these with kEmpty; their count is a multiple of four
   int64_t mailbox_floats;
+  uint32_t* arrived;  // and these with 0: the counters of heads_step.h
+  int64_t arrived_count;
 };
 
 }  // namespace xlstm::gpu::engine

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a plan to the launch of megakernel (engine/megakernel/megakernel.h).
-#include <cmath>
 #include <memory>
 
 #include "arch/launch.h"
+#include "engine/gpu/one_token.h"
 #include "engine/megakernel/megakernel.h"
 #include "engine/megakernel/megakernel_launch.h"
 
@@ -12,13 +12,7 @@ namespace {
 
 mlstm::RecurrentParams step_of(const MegakernelCall& call) {
   const xlstm_decode& p = call.model;
-  mlstm::RecurrentParams step{};
-  step.q.columns = int(p.dqk), step.v.columns = int(p.dhv);
-  step.tiles = int(ceil_div(p.dhv, kStepColumns));
-  step.sigmoid = p.gate == XLSTM_GATE_SIGMOID;
-  step.normalize = !step.sigmoid || p.normalize;
-  step.scale = 1 / std::sqrt(double(p.dqk));
-  step.eps = p.eps;
+  mlstm::RecurrentParams step = one_token_params(p, ceil_div(p.dhv, kStepColumns));
   step.n_last = call.pending_state, step.m_last = call.pending_state + p.heads * p.dqk;
   return step;
 }

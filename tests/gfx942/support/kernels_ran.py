@@ -15,7 +15,9 @@ from builds import ROOT, is_complete
 PARTS: dict[str, str | frozenset[str]] = {
     "test_mlstm.py": "mlstm",
     "test_layer_kernels.py": "layer",
-    "test_engine_step.py": frozenset(("gemv_kernel", "gemm_mma_kernel", "embed_kernel", "copy_output_kernel")),
+    "test_engine_step.py": frozenset(
+        ("gemv_kernel", "gemm_mma_kernel", "heads_step", "embed_kernel", "copy_output_kernel")
+    ),
     "test_sampling_kernels.py": frozenset(("sample_kernel",)),
     "test_attention.py": frozenset(("forward_kernel", "probabilities_kernel", "combine_forward_kernel")),
     "test_attention_backward.py": frozenset(
