@@ -100,9 +100,12 @@ def test_every_float8(format: str) -> None:
         with counted() as calls:
             actual = steps(model, copied(begun), x)[0, 0].double()
         assert calls == [1]
+        with layer_by_layer():
+            layers = steps(model, copied(begun), x)[0, 0].double()
     values = torch.tensor([float8_value(code, fnuz) for code in range(256)], dtype=torch.float64)
-    expected = values * actual[0x40 if fnuz else 0x38]
-    assert values[0x40 if fnuz else 0x38] == 1
+    one = 0x40 if fnuz else 0x38
+    assert values[one] == 1 and relative(actual[one], layers[one]) < 1e-4
+    expected = values * actual[one]
     assert torch.allclose(actual, expected, rtol=2**-22, atol=0, equal_nan=True)
 
 
@@ -359,6 +362,14 @@ def test_what_cannot_be_saved_is_said_first(
             for name in ("config.json", "model.safetensors", "generation_config.json")
         ),
         (["quantize", str(DEMO), "new", "--text", "nowhere"], "--text: No such file"),
+        (
+            ["quantize", str(DEMO), "new", "--bits", "4", "--format", "float8_e4m3fn"],
+            "bits: expected 8 with float8_e4m3fn, got 4",
+        ),
+        (
+            ["quantize", str(DEMO), "new", "--offsets", "--format", "float8_e4m3fnuz"],
+            "symmetric: expected True with float8_e4m3fnuz",
+        ),
     ],
 )
 def test_command_errors(
