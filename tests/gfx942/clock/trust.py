@@ -89,7 +89,9 @@ SECTIONS = """\
   times. The largest error is that of a call of 75 us, with 128 workgroups for 304 compute units.
 - AITER's backward is predicted too fast: the more so, the longer it runs, and at length 8192 and above more where dq is
   added up in float32 than in bfloat16. Additions to one dq by all XCDs are modelled as loads, and backward's power as
-  that of forward.
+  that of forward. No source was found that says where eight L2s add to one line, and at which rate. The one measurement
+  found is of a histogram on an MI300X, about 5 ns for each lane's addition (sarchlab/mgpusim, issue 278): there, lanes
+  add to the same few addresses, which they never do here. A constant fitted to these times would be no check.
 - Reads: the three machines that timed them differ by a tenth for most kernels, but by 1.6 for the one with the largest
   error (one block of a compute unit, two loads at once). The others are within 15 %.
 - What a comparison of two builds shows is steadier than a time: the same constants stand behind both.
