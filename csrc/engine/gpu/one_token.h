@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "mlstm/recurrent/recurrent.h"
+#include "xlstm_hip.h"
 
 namespace xlstm::gpu::engine {
 
