@@ -7,6 +7,7 @@
 // sum of as many by chance may be off, and of sums in float 2^-21 of all products' sizes.
 #include <cmath>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -26,8 +27,16 @@ namespace {
 
 constexpr double kOff = 0x1p-14, kOffOfSums = 0x1p-21;
 
-enum class Format { bfloat16, float16, int8, int4 };
-constexpr const char* kNames[] = {"bfloat16", "float16", "int8", "int4"};
+enum class Format { bfloat16, float16, int8, e4m3fn, e4m3fnuz, int4 };
+constexpr const char* kNames[] = {"bfloat16", "float16", "int8", "e4m3fn", "e4m3fnuz", "int4"};
+int weight_bits(Format f) { return f == Format::int4 ? 4 : f < Format::int8 ? 16 : 8; }
+
+// A float of 8 bits, by the formats' definitions.
+double float8_value(bool fnuz, int code) {
+  const int exponent = code >> 3 & 15;
+  const double value = std::ldexp((code & 7) + 8 * (exponent > 0), (exponent ? exponent : 1) - (fnuz ? 11 : 10));
+  return code & 0x80 ? -value : value;
+}
 
 struct Case {
   Format format;
@@ -71,7 +80,8 @@ struct Weights {
   DeviceLinear linear{};
 
   Weights(const Case& c, int rows, Numbers& number) : value(size_t(rows) * size_t(c.columns)) {
-    const int bits = c.format == Format::int8 ? 8 : c.format == Format::int4 ? 4 : 16;
+    const int bits = weight_bits(c.format);
+    const bool is_float8 = bits == 8 && c.format != Format::int8, fnuz = c.format == Format::e4m3fnuz;
     const int groups = (c.columns + c.group - 1) / c.group;
     const int64_t row_bytes = bits == 16 ? c.columns * 2 : int64_t(groups) * c.group * bits / 8;
     data.resize(size_t(rows * row_bytes));
@@ -87,12 +97,15 @@ struct Weights {
         scales.push_back(bits_of(Format::float16, 0.02 * std::abs(number()) + 0.01, scale));
         if (c.offsets) offsets.push_back(bits_of(Format::float16, 0.1 * number(), offset));
         for (int k = g * c.group; k < (g + 1) * c.group; ++k) {
-          const int q = bits == 8 ? number.integer(-127, 127) : number.integer(0, 15);
+          const int q = is_float8   ? number.integer(1, 0x7e) + 0x80 * number.integer(0, 1)
+                        : bits == 8 ? number.integer(-127, 127)
+                                    : number.integer(0, 15);
           if (bits == 8)
             row[k] = uint8_t(q);
           else
             row[k / 32 * 16 + k % 16] |= uint8_t(q << (k % 32 < 16 ? 0 : 4));
-          if (k < c.columns) value[size_t(r * c.columns + k)] = scale * (bits == 4 && !c.offsets ? q - 8 : q) + offset;
+          const double code = is_float8 ? float8_value(fnuz, q) : bits == 4 && !c.offsets ? q - 8 : q;
+          if (k < c.columns) value[size_t(r * c.columns + k)] = scale * code + offset;
         }
       }
     }
@@ -109,9 +122,12 @@ struct Weights {
 };
 
 template <class Weights>
+constexpr bool kHasClusters = std::is_same_v<Weights, Bfloat16Weights> || std::is_same_v<Weights, ByteWeights> ||
+                              std::is_same_v<Weights, NibbleWeights>;
+template <class Weights>
 void launch_by(const Case& c, const GemmShape& shape, const GemmParams& p) {
   const Chip chip{Family::nvidia, c.units, c.lds_bytes, true};
-  if constexpr (Weights::kGroups || !Weights::kConverted) {
+  if constexpr (kHasClusters<Weights>) {
     const ClusterPlan plan = plan_cluster(shape, suits_clusters(p), chip);
     if (c.clusters && plan.batch) return launch_gemm_cluster<Weights>("products", plan, p, nullptr);
   }
@@ -127,6 +143,10 @@ void launch(const Case& c, const GemmShape& shape, const GemmParams& p) {
       return launch_by<Float16Weights>(c, shape, p);
     case Format::int8:
       return launch_by<ByteWeights>(c, shape, p);
+    case Format::e4m3fn:
+      return launch_by<E4m3fnWeights>(c, shape, p);
+    case Format::e4m3fnuz:
+      return launch_by<E4m3fnuzWeights>(c, shape, p);
     case Format::int4:
       return launch_by<NibbleWeights>(c, shape, p);
   }
@@ -159,8 +179,9 @@ std::vector<float> run(const Case& c) {
     p.to[j] = y[size_t(j)].data();
     rows[j] = weights[size_t(j)].linear.rows;
   }
-  const int bits = c.format == Format::int8 ? 8 : c.format == Format::int4 ? 4 : 16;
-  launch(c, {c.batch, c.columns, c.output == Output::swiglu, bits, c.format != Format::bfloat16, p.linear_count, rows},
+  launch(c,
+         {c.batch, c.columns, c.output == Output::swiglu, weight_bits(c.format), c.format != Format::bfloat16,
+          p.linear_count, rows},
          p);
 
   double worst = 0;
@@ -227,6 +248,11 @@ const std::vector<Case> kCases = {
     {Format::int8, 1, 4672, {50}},
     {Format::int8, 1, 576, {70, 40}, Output::store, Input::rms, true},
     {Format::int8, 8, 1088, {40}, Output::add, Input::plain, true, 128},
+    {Format::e4m3fn, 1, 576, {70, 40}, Output::store, Input::rms},
+    {Format::e4m3fn, 8, 1088, {40}, Output::add, Input::plain, false, 128},
+    {Format::e4m3fn, 12, 640, {40}},
+    {Format::e4m3fnuz, 1, 1088, {40, 40}, Output::swiglu, Input::rms},
+    {Format::e4m3fnuz, 5, 640, {40}},
     {Format::int4, 1, 1088, {40, 40}, Output::swiglu, Input::rms, true},
     {Format::int4, 1, 7232, {40}, Output::add},
     {Format::int4, 5, 2112, {72}, Output::store, Input::plain, true},

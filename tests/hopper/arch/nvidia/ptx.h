@@ -37,9 +37,12 @@ inline void mma_int8(int* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
   emulator::multiply_warp_of_bytes(c, a, b0, b1);
 }
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | c; }
+inline float low_number(uint32_t bits) { return __builtin_bit_cast(float, bits << 16); }
 inline uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
-  const auto number = [](uint32_t bits) { return __builtin_bit_cast(float, bits << 16); };
-  return pack_bfloat16(number(a) - number(b), number(a >> 16) - number(b >> 16));
+  return pack_bfloat16(low_number(a) - low_number(b), low_number(a >> 16) - low_number(b >> 16));
+}
+inline uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
+  return pack_bfloat16(low_number(a) * low_number(b), low_number(a >> 16) * low_number(b >> 16));
 }
 
 inline void cp_async_16(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
