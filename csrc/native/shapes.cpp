@@ -30,8 +30,9 @@ gpu::Family family_of(const std::string& name) {
 // decode<element, dqk, dv, ...>, mla<element, rows, features, ahead>, attention_gradients<element, dqk, dv, ...,
 // of_keys>. None where the family has no such kernel. keys, tile: tokens of a tile of the mainloop. blocks: the blocks
 // per multiprocessor that plans and launch bounds assume.
-py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int dv) {
-  const gpu::attention::ForwardShape s = gpu::attention::forward_shape(family_of(family), element_bytes, {dqk, dv});
+py::dict attend_shape(const std::string& family, int element_bytes, int dqk, int dv, bool has_score_mod) {
+  const gpu::attention::ForwardShape s =
+      gpu::attention::forward_shape(family_of(family), element_bytes, {dqk, dv}, has_score_mod);
   return py::dict("rows"_a = s.rows, "keys"_a = s.keys, "blocks"_a = s.blocks, "lds_bytes"_a = s.lds_bytes);
 }
 py::object decode_shape(const std::string& family, int element_bytes, int dqk, int dv) {
@@ -81,7 +82,7 @@ void add_shapes(py::module_& m) {
   m.def("walk_shape", walk_shape, "family"_a, "element_bytes"_a, "rows"_a, "chunk"_a,
         "A block of the walk kernel: threads, columns of the state, blocks of a multiprocessor, LDS; None where the "
         "family (cdna, rdna, rdna4, nvidia) has no such kernel.");
-  m.def("attend_shape", attend_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
+  m.def("attend_shape", attend_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a, "has_score_mod"_a,
         "A block of attention's forward kernel: rows, keys of a tile, blocks of a multiprocessor, LDS.");
   m.def("decode_shape", decode_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
         "A block of the decode kernel: rows, keys of a tile, blocks of a multiprocessor, LDS; None where the family "

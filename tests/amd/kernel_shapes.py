@@ -107,14 +107,14 @@ def chunk_scores(kernel: Kernel, element: str, chunk: str, backward: str) -> Sha
     return Shape(lds, macs=products * macs * times(kernel, element))
 
 
-def forward_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) -> Shape:
-    shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
+def forward_kernel(kernel: Kernel, element: str, dqk: str, dv: str, score_mod: str) -> Shape:
+    shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), score_mod == "true")
     macs = shape["rows"] * shape["keys"] * (int(dqk) + int(dv)) // waves(kernel)
     return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
 
 
 def probabilities_kernel(kernel: Kernel, element: str, dqk: str, dv: str) -> Shape:
-    shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv))
+    shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), True)
     macs = shape["rows"] * shape["keys"] * int(dqk) // waves(kernel)
     return Shape(shape["lds_bytes"], macs=macs * times(kernel, element))
 

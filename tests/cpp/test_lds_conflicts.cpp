@@ -168,14 +168,17 @@ Patterns patterns(Family f, const lds::Swizzle& swizzle) {
       add_along_features(all, scores + "right", slice, scores_threads(f), false);
     }
   for (int bytes : {2, 4})
-    for (const HeadClass& head : kHeadClasses) {
-      const ForwardShape s = forward_shape(f, bytes, head);
-      const std::string attend = "attend<" + std::to_string(bytes) + " bytes, " + std::to_string(head.dqk) + ", " +
-                                 std::to_string(head.dv) + "> ";
-      add_along_features(all, attend + "k", {f, bytes, s.keys, kKeyPart, swizzle}, s.threads, true);
-      add_along_tokens(all, attend + "v", {f, bytes, s.keys, head.dv, swizzle}, s.threads, true);
-      if (s.q_bytes > 0) add_along_features(all, attend + "q", {f, bytes, s.rows, kKeyPart, swizzle}, s.threads, false);
-    }
+    for (const HeadClass& head : kHeadClasses)
+      for (const bool has_score_mod : {false, true}) {
+        if (bytes == 4 && !has_score_mod) continue;  // there is no such kernel
+        const ForwardShape s = forward_shape(f, bytes, head, has_score_mod);
+        const std::string attend = "attend<" + std::to_string(bytes) + " bytes, " + std::to_string(head.dqk) + ", " +
+                                   std::to_string(head.dv) + (has_score_mod ? ", modified> " : "> ");
+        add_along_features(all, attend + "k", {f, bytes, s.keys, kKeyPart, swizzle}, s.threads, true);
+        add_along_tokens(all, attend + "v", {f, bytes, s.keys, head.dv, swizzle}, s.threads, true);
+        if (s.q_bytes > 0)
+          add_along_features(all, attend + "q", {f, bytes, s.rows, kKeyPart, swizzle}, s.threads, false);
+      }
   return all;
 }
 

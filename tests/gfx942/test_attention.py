@@ -112,7 +112,7 @@ def test_parts_of_the_keys(package: ModuleType, dtype: torch.dtype, splits: int,
         "cache_seqlens": used, "causal": True, "return_softmax_lse": True, "sink": draw(4, dtype=dtype)
     }  # fmt: skip
     if tile:
-        options["block_size"] = 32 if dtype == torch.float32 else 64
+        options["block_size"] = 32 if dtype == torch.float32 else 128
     unsplit, lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
     actual, got_lse = attention.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
     torch.testing.assert_close(got_lse, lse)
@@ -128,7 +128,7 @@ def test_errors(package: ModuleType) -> None:
     x = draw(1, 8, 2, 64)
     with pytest.raises(RuntimeError, match="q: expected float32, bfloat16 or float16 on a GPU, got float64"):
         attention.flash_attn_func(x.double(), x.double(), x.double())
-    with pytest.raises(RuntimeError, match="block_size: expected 64 .* got 256"):
+    with pytest.raises(RuntimeError, match="block_size: expected 128 .* got 256"):
         attention.flash_attn_func(x, x, x, block_size=256)
     wide = draw(1, 8, 2, 264)
     with pytest.raises((RuntimeError, ValueError), match="256"):

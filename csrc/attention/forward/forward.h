@@ -31,7 +31,7 @@ namespace xlstm::gpu::attention {
 
 template <class E, int kDqk, int kDv, bool kHasScoreMod>
 struct Forward {
-  static constexpr ForwardShape kShape = forward_shape(kFamily, sizeof(E), {kDqk, kDv});
+  static constexpr ForwardShape kShape = forward_shape(kFamily, sizeof(E), {kDqk, kDv}, kHasScoreMod);
   static constexpr int kThreads = kShape.threads, kKeys = kShape.keys, kStrips = kShape.strips;
   static constexpr int kKeyStrips = kKeys / kStep<E>, kDepths = kDqk / kStep<E>, kFeatureStrips = kDv / kStep<E>;
   static constexpr int kParts = kDqk / kKeyPart, kPartDepths = kKeyPart / kStep<E>;
@@ -466,9 +466,9 @@ struct Forward {
 };
 
 template <class E, int kDqk, int kDv, bool kHasScoreMod>
-__global__ __launch_bounds__(
-    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
-    forward_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void forward_kernel(XLSTM_PARAM ForwardParams p) {
+__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}, kHasScoreMod).threads,
+                             forward_shape(kFamily, sizeof(E), {kDqk, kDv}, kHasScoreMod)
+                                 .blocks) void forward_kernel(XLSTM_PARAM ForwardParams p) {
   using Kernel = Forward<E, kDqk, kDv, kHasScoreMod>;
   extern __shared__ __align__(128) char lds[];
   const ForwardBlock block(p, Kernel::kShape.rows);

@@ -28,7 +28,7 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
   AttentionForwardPlan plan{};
   plan.head = class_of(call.dqk, call.dv);
   plan.has_score_mod = call.has_score_mod || call.element_bytes == 4;
-  plan.shape = forward_shape(chip.family, call.element_bytes, plan.head);
+  plan.shape = forward_shape(chip.family, call.element_bytes, plan.head, plan.has_score_mod);
   if (plan.shape.lds_bytes > chip.lds_bytes)
     throw std::invalid_argument("q, v: the kernel for head dims of " + std::to_string(call.dqk) + " and " +
                                 std::to_string(call.dv) + " needs " + std::to_string(plan.shape.lds_bytes) +

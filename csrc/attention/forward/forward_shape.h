@@ -30,7 +30,8 @@ struct ForwardShape {
   int q_bytes, k_bytes, v_bytes, lds_bytes;
 };
 
-constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head) {
+// has_score_mod: of the kernel for modified scores, which needs registers for them.
+constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head, bool has_score_mod) {
   const bool half = element_bytes == 2, wide = head.dv > 128;
   ForwardShape s{};
   s.waves = 4;
@@ -40,7 +41,7 @@ constexpr ForwardShape forward_shape(Family f, int element_bytes, HeadClass head
     // Accumulators and Q of 128 features take 96 of 256 registers, so two waves share a SIMD; with 256 features one
     // wave has a SIMD.
     s.strips = !half && head.dqk > 128 ? 1 : 2;
-    s.keys = half && head.dqk <= 128 ? 64 : 32;
+    s.keys = !half || head.dqk > 128 ? 32 : head.dqk > 64 || has_score_mod ? 64 : 128;
     s.blocks = wide || (!half && head.dqk > 128) ? 1 : 2;
     s.plain_walk = half;
   } else if (is_rdna(f)) {

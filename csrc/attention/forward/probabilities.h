@@ -76,7 +76,7 @@ struct Probabilities {
 };
 
 template <class E, int kDqk, int kDv>
-__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}).threads) void probabilities_kernel(
+__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}, true).threads) void probabilities_kernel(
     XLSTM_PARAM ForwardParams p) {
   using Kernel = Probabilities<E, kDqk, kDv>;
   extern __shared__ __align__(128) char lds[];

@@ -30,7 +30,11 @@ def key_tile(device: Device, case: Case) -> int:
     (hq, hk), (d, dv) = case.heads, case.dims
     bytes_ = torch.finfo(case.dtype).bits // 8
     queries, keys = (max(x) for x in zip(*case.lengths, strict=True))
-    return int(_native.plan_attention_gpu(device, len(case.lengths), hq, hk, queries, keys, d, dv, bytes_)["keys"])
+    bends = bool(case.softcap or case.alibi or case.dropout_p)
+    plan = _native.plan_attention_gpu(
+        device, len(case.lengths), hq, hk, queries, keys, d, dv, bytes_, has_score_mod=bends
+    )
+    return int(plan["keys"])
 
 
 def class_rows() -> Iterator[Case]:
