@@ -50,4 +50,11 @@ constexpr Family kFamily = Family::cdna;
 #endif
 constexpr int kWave = wave_size(kFamily);
 
+// The dies that a grid's blocks are dealt to in turn, each with an L2 of its own (the XCDs of MI300X and MI355X).
+#if defined(__gfx942__) || defined(__gfx950__)
+constexpr int kDies = 8;
+#else
+constexpr int kDies = 1;
+#endif
+
 }  // namespace xlstm::gpu

@@ -15,6 +15,14 @@ XLSTM_DEVICE int wave_id() {  // the same in every lane; on AMD the compiler is 
 #endif
 }
 
+// This block's number in an order in which neighbours run on one die, so that what they share is in its L2. blocks: of
+// the grid.
+XLSTM_DEVICE uint32_t block_by_die(uint32_t blocks) {
+  const uint32_t of_die = blocks / kDies;
+  if (kDies == 1 || blockIdx.x >= of_die * kDies) return blockIdx.x;
+  return blockIdx.x % kDies * of_die + blockIdx.x / kDies;
+}
+
 // Marks a number as uniform, the same in every lane, for branches: AMD's compiler cannot see it.
 XLSTM_DEVICE float uniform(float x) {
 #if defined(__CUDACC__)

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "arch/fragments.h"
+#include "arch/memory_range.h"
 
 namespace xlstm::gpu {
 
@@ -154,16 +155,27 @@ struct Stage {
   // The same in two steps: a thread's offset in a tile, in bytes as the stride of rows is, and the loads from a tile at
   // a uniform address.
   XLSTM_DEVICE static uint32_t lane_offset(uint32_t stride, int thread) {
-    // A thread without a unit loads another's: a branch would wait for the loads.
-    thread %= kUnits < kThreads ? kUnits : kThreads;
-    static_assert(kThreads % kRowUnits == 0 || kEach == 1);
-    const int along = thread % kRowUnits, across = thread / kRowUnits;
-    const int token = kTurn ? along * 4 : across, column = kTurn ? across * n : along * n;
-    return uint32_t(token) * stride + uint32_t(column) * uint32_t(sizeof(E));
+    return uint32_t(first_token(thread)) * stride + uint32_t(first_column(thread)) * uint32_t(sizeof(E));
   }
+  XLSTM_DEVICE static int first_token(int thread) {
+    static_assert(kThreads % kRowUnits == 0 || kEach == 1);
+    const int unit = unit_of(thread);
+    return kTurn ? unit % kRowUnits * 4 : unit / kRowUnits;
+  }
+  XLSTM_DEVICE static int first_column(int thread) {
+    const int unit = unit_of(thread);
+    return (kTurn ? unit / kRowUnits : unit % kRowUnits) * n;
+  }
+  // A thread without a unit loads another's: a branch would wait for the loads.
+  XLSTM_DEVICE static int unit_of(int thread) { return thread % (kUnits < kThreads ? kUnits : kThreads); }
   XLSTM_DEVICE void fetch_at(const char* base, uint32_t stride, uint32_t lane_offset) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) fetched[v] = load_vec16(base + uniform_offset(v, stride), lane_offset);
+  }
+  // The same from a range, which ends with the last token that exists.
+  XLSTM_DEVICE void fetch_range(const MemoryRange& from, uint32_t stride, uint32_t lane_offset) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) fetched[v] = load_vec16(from, lane_offset + uniform_offset(v, stride));
   }
   XLSTM_DEVICE static uint32_t uniform_offset(int v, uint32_t stride) {
     const int unit = v / kUnitVec16s * (kThreads / kRowUnits);
@@ -292,6 +304,13 @@ struct FloatStage {
       else if (index < kCount)
         to[index] = 0;
     }
+  }
+  // The same without branches: a thread without a float of its own loads another's, where a branch would wait for the
+  // loads. Floats beyond `count` are copies of the last one.
+  XLSTM_DEVICE void fetch_clamped(const float* from, int count) {
+    static_assert(!kAsyncCopies && kEach == 1);
+    const int index = opaque_thread() % (kCount < kThreads ? kCount : kThreads);
+    values[0] = from[index < count ? index : count - 1];
   }
   XLSTM_DEVICE void store([[maybe_unused]] float* to) {
     if constexpr (!kAsyncCopies)

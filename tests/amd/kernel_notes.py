@@ -90,13 +90,13 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         CDNA,
-        r"chunk_walk<fp16, .*",
+        r"chunk_walk(_cdna)?<fp16, .*",
         "the cost of bfloat16, the maximum of the state, by which operands are scaled to stay below 65504, "
         "and packing, which takes two conversions per pair.",
     ),
     (
         CDNA,
-        r"chunk_walk<bf16, .*",
+        r"chunk_walk(_cdna)?<bf16, .*",
         "costs of a chunk that hardly grow with the rows of a wave: weighting and rounding of operands, addresses in "
         "LDS, outputs that pass through LDS.",
     ),

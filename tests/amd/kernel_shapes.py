@@ -87,6 +87,10 @@ def chunk_walk(kernel: Kernel, element: str, rows: str, chunk: str, output: str)
     return walk_at(kernel, element, int(rows), int(chunk), output)
 
 
+def chunk_walk_cdna(kernel: Kernel, element: str, rows: str, chunk: str, output: str) -> Shape | None:
+    return walk_at(kernel, element, int(rows), int(chunk), output)
+
+
 def chunk_walk_wide(kernel: Kernel, element: str, chunk: str, output: str) -> Shape | None:
     """Its plan counts on one block, and nothing bounds its registers for a second."""
     return walk_at(kernel, element, WIDE_ROWS, int(chunk), output, blocks=1)
@@ -168,6 +172,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
     make.__name__: make
     for make in (
         chunk_walk,
+        chunk_walk_cdna,
         chunk_walk_wide,
         chunk_scores,
         forward_kernel,

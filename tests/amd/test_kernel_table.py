@@ -41,7 +41,8 @@ def row(name: str, *bodies: list[str], arch: str = "gfx942", **notes: int) -> Ro
 
 # Kernel, and how many MFMA of half a unit its products take in a pass, loop by loop.
 PRODUCTS = [
-    ("chunk_walk<bf16, 256, 32, h>", [136]),
+    ("chunk_walk<bf16, 128, 32, h>", [72]),
+    ("chunk_walk_cdna<bf16, 128, 32, h>", [72]),
     ("chunk_walk_wide<bf16, 32, h>", [40]),
     ("chunk_scores<bf16, 32, false>", [8]),
     ("chunk_scores<bf16, 32, true>", [8, 8]),
@@ -85,10 +86,10 @@ def test_moves_between_register_files_count() -> None:
 
 
 def test_a_block_less_than_planned_is_caught() -> None:
-    planned = row("chunk_walk<bf16, 256, 32, h>", [MFMA] * 136, vgpr_count=256)
+    planned = row("chunk_walk<bf16, 128, 32, h>", [MFMA] * 72, vgpr_count=256)
     assert planned.blocks == planned.planned_blocks == 2
-    by_registers = row("chunk_walk<bf16, 256, 32, h>", [MFMA] * 136, vgpr_count=264)
-    by_lds = row("chunk_walk<bf16, 256, 32, h>", [MFMA] * 136, group_segment_fixed_size=8 << 10)
+    by_registers = row("chunk_walk<bf16, 128, 32, h>", [MFMA] * 72, vgpr_count=264)
+    by_lds = row("chunk_walk<bf16, 128, 32, h>", [MFMA] * 72, group_segment_fixed_size=8 << 10)
     assert crowded_out([planned, by_registers, by_lds]) == [by_registers, by_lds]
 
 
@@ -100,14 +101,14 @@ def test_lds_that_launches_ask_for_counts() -> None:
 
 def test_a_state_that_goes_through_lds_is_caught() -> None:
     staging = ["ds_write_b128"] * 4 + ["s_barrier"]
-    fine = row("chunk_walk<bf16, 256, 32, h>", staging + [MFMA] * 136 + ["s_barrier"])
+    fine = row("chunk_walk<bf16, 128, 32, h>", staging + [MFMA] * 72 + ["s_barrier"])
     assert (fine.lds_written, fine.lds_writes_beside_products) == (64, 0)
     between = row(
-        "chunk_walk<bf16, 256, 32, h>", staging + [MFMA] * 68 + ["ds_write2st64_b32"] + [MFMA] * 68 + ["s_barrier"]
+        "chunk_walk<bf16, 128, 32, h>", staging + [MFMA] * 36 + ["ds_write2st64_b32"] + [MFMA] * 36 + ["s_barrier"]
     )
     assert (between.lds_written, between.lds_writes_beside_products) == (72, 1)
-    state = ["ds_write_b128"] * (256 * 32 * 4 // 64 // 16) + ["s_barrier"]
-    behind_a_barrier = row("chunk_walk<bf16, 256, 32, h>", staging + state + [MFMA] * 136 + ["s_barrier"])
+    state = ["ds_write_b128"] * (128 * 32 * 4 // 64 // 16) + ["s_barrier"]
+    behind_a_barrier = row("chunk_walk<bf16, 128, 32, h>", staging + state + [MFMA] * 72 + ["s_barrier"])
     assert behind_a_barrier.lds_writes_beside_products == 0
     assert round_trips([fine, between, behind_a_barrier]) == [between, behind_a_barrier]
     assert not round_trips([replace(between, staged=None)]), "of kernels that are not counted nothing is said"

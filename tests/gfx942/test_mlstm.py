@@ -28,9 +28,10 @@ SEQUENCE = ("chunkwise--fused", "fused")
 SIGMOID = ("chunkwise--fused_siging", "fused_siging")
 DTYPES = (torch.float32, *HALF)
 
-# One pair for each class of walk rows, as keys and as values; none a multiple of a tile, most wider than one. The
-# sequences are cut into two segments, with a tail: chunks are of 16 tokens for floats and of 32 for the rest.
-CLASSES = ((60, 130), (130, 60), (70, 260), (260, 70))
+# One pair for each class of walk rows, as keys and as values; none a multiple of a tile, most wider than one. Rows of
+# the first four are no vectors of 16 bytes, which the common walk takes; those of the others are, for CDNA's walk. The
+# sequences are cut into segments, with a tail: chunks are of 16 tokens for floats and of 32 for the rest.
+CLASSES = ((60, 130), (130, 60), (70, 260), (260, 70), (56, 136), (136, 56), (72, 264), (264, 72))
 WIDE = ((520, 40), (40, 577))  # states of more rows than registers: walked in slices
 SEGMENTS = {torch.float32: 270, torch.bfloat16: 530, torch.float16: 530}
 

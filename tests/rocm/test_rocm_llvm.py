@@ -26,7 +26,13 @@ OUTPUTS = rocm_llvm.ROOT / "test_outputs"
 # bfloat16, and of these, for the chips that tests/amd compiles for, the sources that take seconds. With all rows,
 # everything. LLVM needs more than a minute for the walk: by default gfx950 alone has it, and gfx1201 only clang's part.
 WALK = "chunk_walk_BFloat16"
-IN_WALK = {"chunk_walk", "chunk_walk_wide", "dot_last_states", "scan_segment_states"}  # templates of that source
+IN_WALK = {  # templates of that source
+    "chunk_walk",
+    "chunk_walk_cdna",
+    "chunk_walk_wide",
+    "dot_last_states",
+    "scan_segment_states",
+}
 DECODING = ("decode_kernels_", "mla_kernels_", "gemm_mma_")
 USUAL = {
     "gfx950": lambda stem: True,

@@ -20,7 +20,7 @@
 // state's accumulators are the next product's chain operand as they are. A chunk's a, x, y and scores are staged in
 // LDS. Where copies are asynchronous (NVIDIA), the next chunk is copied into a second buffer while this one is
 // multiplied, a two-stage pipeline. Elsewhere a and then x share one buffer, and the next chunk's loads wait in
-// registers.
+// registers. CDNA has a schedule of its own for aligned tensors (chunk_walk_cdna.h).
 //
 // Floor, forward at 256/512: 4 DHQK DHHV + L (DHHV + DHQK) flops a token for the matrix units, and each of q, k, v, h
 // moved once. Each wave reads all of a and x from LDS for its 32 columns, one element for 32 multiply-adds. What binds,
@@ -142,6 +142,12 @@ struct Walk {
       });
   }
 
+  XLSTM_DEVICE void store_before_last() {
+    if (!kTerms.states_only && in.p->state_before_last && in.segment.last())
+      store_registers(global(in.p->state_before_last) +
+                      (int64_t(in.segment.state) * in.p->tiles + in.tile) * (kStateRegisters * kThreads));
+  }
+
   // ---- one chunk's products
 
   // out = f (a C)
@@ -172,16 +178,18 @@ struct Walk {
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream[xs % 2][ts], chain[ys]);
     }
-    const float out_scale = pending_decay / state_scale;
+    scale_by_factors(out, tiles, pending_decay / state_scale);
+    sched_barrier();  // the products end before the next tiles are stored
+  }
+  XLSTM_DEVICE void scale_by_factors(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles, float scale) {
 #pragma unroll
     for (int ts = 0; ts < kTStrips; ++ts)
 #pragma unroll
       for (int j = 0; j < Strip<E>::kRegisters; ++j) {
-        const float factor = tiles.factor(kTerms.inter)[ts * kStep<E> + Strip<E>::position(j).row] * out_scale;
+        const float factor = tiles.factor(kTerms.inter)[ts * kStep<E> + Strip<E>::position(j).row] * scale;
 #pragma unroll
         for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].value[j] *= factor;
       }
-    sched_barrier();  // the products end before the next tiles are stored
   }
 
   // float16 ends at 65504: for the product the state is scaled to below one.
@@ -218,16 +226,7 @@ struct Walk {
                         weighted_y[ys], lane);
       };
       load();
-      if (!kTerms.states_only && in.slice_row() == 0 && separate_basic_block() &&
-          k / kStep<E> % kShape.waves_x == wave_x)
-#pragma unroll
-        for (int ts = 0; ts < kTStrips; ++ts) {
-          const int t = ts * kStep<E>;
-          if (kTerms.reverse ? t > k : t < k) continue;  // above the diagonal: the strip has no pair
-          const auto stream = load_stream<!kTerms.reverse, E>(tiles.scores, t, k, lane);
-#pragma unroll
-          for (int ys = 0; ys < kYStrips; ++ys) multiply(out[ts][ys], stream, y_chain[ys]);
-        }
+      add_scores_y(out, tiles, y_chain, k);
       if constexpr (!kOperandAhead) {
         sched_barrier();
         load();
@@ -247,6 +246,25 @@ struct Walk {
       if constexpr (is_rdna(kFamily)) materialise_strips(out), materialise_strips(state);
     }
   }
+  // out += scores y, for one step of y's tokens. The waves along x take turns: with the steps, and on CDNA, where a
+  // step is a chunk, with the strips of columns too.
+  static constexpr int kTurns = kFamily == Family::cdna && kShape.waves_x > 1 ? kYStrips : 1;  // of a step
+  XLSTM_DEVICE void add_scores_y(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles,
+                                 const ChainOperand<E> (&y_chain)[kYStrips], int k) {
+    if (kTerms.states_only || in.slice_row() != 0) return;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn)
+      if (separate_basic_block() && (k / kStep<E> * kTurns + turn) % kShape.waves_x == wave_x)
+#pragma unroll
+        for (int ts = 0; ts < kTStrips; ++ts) {
+          const int t = ts * kStep<E>;
+          if (kTerms.reverse ? t > k : t < k) continue;  // above the diagonal: the strip has no pair
+          const auto stream = load_stream<!kTerms.reverse, E>(tiles.scores, t, k, lane);
+#pragma unroll
+          for (int ys = turn * kYStrips / kTurns; ys < (turn + 1) * kYStrips / kTurns; ++ys)
+            multiply(out[ts][ys], stream, y_chain[ys]);
+        }
+  }
   template <int kDown>
   XLSTM_DEVICE static void materialise_strips(Strip<E> (&sums)[kDown][kYStrips]) {
 #pragma unroll
@@ -264,6 +282,25 @@ struct Walk {
                                   int64_t t0, int valid, int64_t slots) {
     sched_barrier();  // the state's products end before the outputs are stored
     __syncthreads();  // all waves have read a, x and scores
+    store_parts(out, tiles);
+    __syncthreads();
+    TokenRows<E> to = in.tile_rows(in.p->out);
+    to.data += t0 * to.stride;
+    float* dots = kTerms.gradient_terms ? dots_of(slots) : nullptr;
+#pragma unroll
+    for (int i = 0; i < StageRows::kEach; ++i) {
+      const int t = StageRows::token(i), column = StageRows::column(i);
+      if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // the same for all lanes of a wave
+      float value[kVec16Elements<E>];
+      add_parts(tiles, t, column, value);
+      if (kTerms.gradient_terms)
+        add_gradient_terms(tiles, t, column, value, stages.dot_with.vec16(tiles.dot_with, i), y_vec16(tiles, stages, i),
+                           dots);
+      if (t < valid) store_vec16(to, t, column, value);
+    }
+  }
+  // Each wave's part of the outputs, those of its rows of the state.
+  XLSTM_DEVICE void store_parts(Strip<E> (&out)[kTStrips][kYStrips], const ChunkTiles& tiles) {
     // The other registers' positions lie at distances that the compiler knows.
     const StripPosition first = strip_position(kFamily, sizeof(E), lane, 0);
     const int base = out_offset(wave_x * kChunk + first.row, y0 + first.column);
@@ -277,44 +314,40 @@ struct Walk {
           const int t = ts * kStep<E> + at.row, column = ys * kStripColumns + at.column;
           tiles.out[xlstm::gpu::mlstm::out_offset_from(base, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
         }
-    __syncthreads();
-    constexpr int n = kVec16Elements<E>;
-    TokenRows<E> to = in.tile_rows(in.p->out);
-    to.data += t0 * to.stride;
+  }
+  // The sum of the parts, over N where the output is h.
+  template <int n>
+  XLSTM_DEVICE void add_parts(const ChunkTiles& tiles, int t, int column, float (&value)[n]) {
 #pragma unroll
-    for (int i = 0; i < StageRows::kEach; ++i) {
-      const int t = StageRows::token(i), column = StageRows::column(i);
-      if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // the same for all lanes of a wave
-      float value[n];
+    for (int w = 0; w < kShape.waves_x; ++w)
 #pragma unroll
-      for (int w = 0; w < kShape.waves_x; ++w)
+      for (int j = 0; j < n; j += 4) {
+        const Vec16 sums = read_vec16_at_once(tiles.out + out_offset(w * kChunk + t, column + j));
 #pragma unroll
-        for (int j = 0; j < n; j += 4) {
-          const Vec16 sums = read_vec16_at_once(tiles.out + out_offset(w * kChunk + t, column + j));
-#pragma unroll
-          for (int e = 0; e < 4; ++e) value[j + e] = as_float(sums.word[e]) + (w ? value[j + e] : 0.0f);
-        }
-      if (kTerms.divides_by_n) {
-#pragma unroll
-        for (int j = 0; j < n; ++j) value[j] *= tiles.factor(kInverseN)[t];
+        for (int e = 0; e < 4; ++e) value[j + e] = as_float(sums.word[e]) + (w ? value[j + e] : 0.0f);
       }
-      if (kTerms.gradient_terms) {
+    if (kTerms.divides_by_n) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += tiles.factor(kTerms.vector_factor)[t] * tiles.vector()[column + j];
-        const Vec16 other = stages.dot_with.vec16(tiles.dot_with, i);
-        float dot = 0;
-#pragma unroll
-        for (int j = 0; j < n; ++j) dot += value[j] * element<E>(other, j);
-#pragma unroll
-        for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-        if (column == 0)
-          global(in.p->dots)[in.tile * (in.p->where.rows * in.p->where.slots * kChunk) + slots + t] = dot;
-        const Vec16 y = y_vec16(tiles, stages, i);
-#pragma unroll
-        for (int j = 0; j < n; ++j) value[j] += tiles.factor(kDiagonal)[t] * element<E>(y, j);
-      }
-      if (t < valid) store_vec16(to, t, column, value);
+      for (int j = 0; j < n; ++j) value[j] *= tiles.factor(kInverseN)[t];
     }
+  }
+  // The dots of a chunk's tokens with what lies in dot_with.
+  XLSTM_DEVICE float* dots_of(int64_t slots) const {
+    return global(in.p->dots) + in.tile * (in.p->where.rows * in.p->where.slots * kChunk) + slots;
+  }
+  template <int n>
+  XLSTM_DEVICE void add_gradient_terms(const ChunkTiles& tiles, int t, int column, float (&value)[n],
+                                       const Vec16& dot_with, const Vec16& y, float* dots) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) value[j] += tiles.factor(kTerms.vector_factor)[t] * tiles.vector()[column + j];
+    float dot = 0;
+#pragma unroll
+    for (int j = 0; j < n; ++j) dot += value[j] * element<E>(dot_with, j);
+#pragma unroll
+    for (int mask = kY / n / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+    if (column == 0) dots[t] = dot;
+#pragma unroll
+    for (int j = 0; j < n; ++j) value[j] += tiles.factor(kDiagonal)[t] * element<E>(y, j);
   }
   XLSTM_DEVICE static Vec16 y_vec16(const ChunkTiles& tiles, const Stages& stages, int i) {
     if constexpr (kAsyncCopies)
@@ -338,9 +371,7 @@ struct Walk {
       in.p = reload_params(in.p);
       in.tile = uniform(in.tile);  // as 64 bits the compiler would keep it in registers from chunk to chunk
       lane = kFamily == Family::nvidia ? lane_id() : opaque_thread() % kWave;
-      if (n + 1 == chunks && !kTerms.states_only && in.p->state_before_last && in.segment.last())
-        store_registers(global(in.p->state_before_last) +
-                        (int64_t(in.segment.state) * in.p->tiles + in.tile) * (kStateRegisters * kThreads));
+      if (n + 1 == chunks) store_before_last();
       const ChunkTiles tiles = in.chunk_tiles(n);
       const int64_t t0 = in.begin_of(n);
       float decay = s.decay;
@@ -379,21 +410,26 @@ struct Walk {
   }
 };
 
+// The block's part of a walk. AnyWalk: its schedule.
+template <class AnyWalk>
+XLSTM_DEVICE void walk_segment(const WalkParams* p) {
+  constexpr WalkTerms kTerms = AnyWalk::kTerms;
+  extern __shared__ __align__(128) char lds[];
+  const uint32_t block = block_by_die(uint32_t(p->where.sequences * p->where.heads) * uint32_t(p->segments * p->tiles));
+  const int tile = block % p->tiles, order = block / p->tiles % p->segments;
+  if (kTerms.states_only && order + 1 == p->segments) return;
+  const Segment segment =
+      segment_of(p->where, block / p->tiles / p->segments, order, p->segment_chunks, kTerms.reverse);
+  if (segment.empty || (kTerms.states_only && segment.last())) return;
+  AnyWalk(p, segment, tile, lds).run();
+}
+
 template <class E, int kRows, int kChunk, class Output>
 __global__ __launch_bounds__(
     walk_shape(kFamily, sizeof(E), kRows, kChunk).threads,
     walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void chunk_walk(const WalkParams params) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
-    constexpr WalkTerms kTerms = Output::kTerms;
-    extern __shared__ __align__(128) char lds[];
-    const WalkParams* p = reload_params(kernel_params(params));
-    const int tile = blockIdx.x % p->tiles, order = blockIdx.x / p->tiles % p->segments;
-    if (kTerms.states_only && order + 1 == p->segments) return;
-    const Segment segment =
-        segment_of(p->where, blockIdx.x / p->tiles / p->segments, order, p->segment_chunks, kTerms.reverse);
-    if (segment.empty || (kTerms.states_only && segment.last())) return;
-    Walk<E, kRows, kChunk, Output>(p, segment, tile, lds).run();
-  }
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk))
+    walk_segment<Walk<E, kRows, kChunk, Output>>(reload_params(kernel_params(params)));
 }
 
 }  // namespace xlstm::gpu::mlstm

@@ -2,6 +2,7 @@
 // Launches of a walk, from its plan: launch_walk().
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
+#include "mlstm/chunkwise/chunk_walk_cdna.h"
 #include "mlstm/chunkwise/chunk_walk_wide.h"
 #include "mlstm/chunkwise/launch.h"
 
@@ -30,6 +31,15 @@ void launch_wide(const WalkPlan& plan, const Chip& chip, const WalkParams& p, co
   launch_dots<E, kWideRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 
+// CDNA's schedule, where every token of every tensor is a row of vectors of 16 bytes; else the common one.
+template <class E, int kRows, int kChunk, class Output>
+auto walk_kernel([[maybe_unused]] const Chip& chip, [[maybe_unused]] const WalkParams& p) {
+  if constexpr (!kAsyncCopies)
+    if (chip.family == Family::cdna && rows_are_vectors(p, Output::kTerms))
+      return chunk_walk_cdna<E, kRows, kChunk, Output>;
+  return chunk_walk<E, kRows, kChunk, Output>;
+}
+
 template <class E, int kRows, int kChunk, class Output>
 void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
                   Stream stream) {
@@ -38,14 +48,14 @@ void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, c
   const Grid grid{states * plan.segments * plan.tiles, shape.threads, shape.lds_bytes};
   if (plan.segments > 1) {
     using States = StatesOf<Output>;
-    launch(States::kTerms.name, chunk_walk<E, kRows, kChunk, States>, grid, stream, p);
+    launch(States::kTerms.name, walk_kernel<E, kRows, kChunk, States>(chip, p), grid, stream, p);
     const ScanParams scan{p.where,    p.segment_states, p.decay, p.state_in,  p.state_x,   p.state_y,
                           p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, Output::kTerms.reverse};
     const int64_t blocks_of_tile = int64_t(kRows) * shape.y_tile / shape.threads / kScannedEach;
     launch("scan of segments", scan_segment_states<E, kRows, kChunk>,
            {states * plan.tiles * blocks_of_tile, shape.threads, 0}, stream, scan);
   }
-  launch(Output::kTerms.name, chunk_walk<E, kRows, kChunk, Output>, grid, stream, p);
+  launch(Output::kTerms.name, walk_kernel<E, kRows, kChunk, Output>(chip, p), grid, stream, p);
   launch_dots<E, kRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 

@@ -17,11 +17,13 @@ struct WalkShape {
   int blocks;          // blocks that share a multiprocessor: a bound on registers (occupancy)
   int blocks_at_once;  // blocks that run at once without being slower for it: used by plans
   // LDS holds the operands of a chunk once, or twice where the next chunk is copied while this one is multiplied, and
-  // the factors twice. Outputs reuse the memory of a, x and scores once these have been read.
+  // the factors twice. Outputs reuse the memory of a, x and scores once these have been read, on CDNA that of a and x.
   int buffers;
   bool a_x_share_buffer;  // a and x use one buffer, one after the other
-  int a_bytes, x_bytes, scores_bytes, out_region_bytes, y_bytes, with_bytes, buffer_bytes;
-  int factor_floats;  // factors of the tokens and of the columns
+  bool out_apart;         // outputs have memory of their own
+  int a_bytes, x_bytes, scores_bytes, y_bytes, with_bytes, region_bytes, buffer_bytes;
+  int out_begin, scores_begin, y_begin;  // in a buffer
+  int factor_floats;                     // factors of the tokens and of the columns
   int lds_bytes;
 };
 
@@ -37,6 +39,7 @@ constexpr int walk_rows(int64_t dimension) {
   return kWideRows;
 }
 
+constexpr int kCdnaLds = 64 << 10;  // of a compute unit
 constexpr int kMaxSegments = 64;
 constexpr int kTokenFactors = 4;  // factors per token that a walk reads
 
@@ -61,23 +64,21 @@ constexpr int out_offset_from(int base, Family f, int element_bytes, int y_tile,
 
 constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk) {
   WalkShape s{};
-  // Registers hold the state. CDNA: 128 registers a lane, for 256 x 32 elements in a wave of 64, so that two waves fit
-  // a SIMD; 512 rows need more registers besides, and take twice the waves of half the rows. NVIDIA: 128 a lane, for
-  // 128 x 32 in a wave of 32. (64 a lane in twice the waves was a third slower: the additional waves issue more
-  // instructions than their latency hiding saves.) RDNA has 256 registers, and loads through them: 64 a lane, for 64
-  // x 32.
-  const int max_rows_per_wave = f == Family::cdna ? (rows <= 256 ? 256 : 128) : f == Family::nvidia ? 128 : 64;
-  const int max_rows_of_four_waves = is_rdna(f) ? 64 : 256;
+  // Registers hold the state. CDNA: 64 registers a lane, for 128 x 32 elements in a wave of 64, so that two waves fit a
+  // SIMD with a chunk's operands under way besides. NVIDIA: 128 a lane, for 128 x 32 in a wave of 32. (64 a lane in
+  // twice the waves was a third slower: the additional waves issue more instructions than their latency hiding saves.)
+  // RDNA has 256 registers, and loads through them: 64 a lane, for 64 x 32.
+  const int max_rows_per_wave = is_rdna(f) ? 64 : 128;
+  const int max_rows_of_four_waves = is_rdna(f) ? 64 : f == Family::cdna ? 128 : 256;
   const int waves = rows <= max_rows_of_four_waves ? 4 : !is_rdna(f) || rows <= 256 ? 8 : 16;
   s.x_per_wave = rows < max_rows_per_wave ? rows : max_rows_per_wave;
   s.waves_x = rows / s.x_per_wave;
   s.waves_y = waves / s.waves_x;
   s.y_tile = kColumnsPerWave * s.waves_y;
   s.threads = waves * wave_size(f);
-  // Two small blocks fill an SM of NVIDIA's, and each has the SM's four partitions to itself. On CDNA each block has a
-  // wave on every SIMD, so a second block only hides latency. With two waves on a SIMD each wave has 256 registers,
-  // which matrix instructions and other instructions share. A single wave would have twice as many and would copy the
-  // state between its two register files in every chunk.
+  // Two small blocks fill an SM of NVIDIA's, and each has the SM's four partitions to itself. On CDNA each SIMD has two
+  // waves, of one block or of two, with 256 registers each, which matrix instructions and other instructions share. A
+  // single wave would have twice as many and would copy the state between its two register files in every chunk.
   s.blocks = f == Family::nvidia ? 256 / s.threads : f == Family::cdna ? 512 / s.threads : 1;
   s.blocks_at_once = f == Family::nvidia ? s.blocks : 1;
   const bool copies = f == Family::nvidia;  // asynchronous copies to LDS, without registers
@@ -88,10 +89,20 @@ constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk)
   s.scores_bytes = chunk * chunk * element_bytes;
   s.with_bytes = copies ? s.y_bytes : 0;
   const int out_bytes = s.waves_x * chunk * out_stride(f, s.y_tile) * 4;
-  const int operand_bytes = s.a_bytes + (s.a_x_share_buffer ? 0 : s.x_bytes) + s.scores_bytes;
-  s.out_region_bytes = ((out_bytes > operand_bytes ? out_bytes : operand_bytes) + 127) / 128 * 128;
-  s.buffer_bytes = s.out_region_bytes + s.y_bytes + s.with_bytes;
   s.factor_floats = kTokenFactors * chunk + s.y_tile;
+  // On CDNA the next chunk's scores are stored while outputs are read, and outputs have memory of their own where LDS
+  // suffices.
+  const bool scores_apart = f == Family::cdna;
+  const int operand_bytes = s.a_bytes + (s.a_x_share_buffer ? 0 : s.x_bytes) + (scores_apart ? 0 : s.scores_bytes);
+  const int bytes_beside = (scores_apart ? s.scores_bytes : 0) + s.y_bytes + s.with_bytes;
+  s.out_apart =
+      f == Family::cdna && s.blocks * (operand_bytes + out_bytes + bytes_beside + 2 * s.factor_floats * 4) <= kCdnaLds;
+  s.out_begin = s.out_apart ? operand_bytes : 0;
+  const int region_bytes = s.out_begin + out_bytes > operand_bytes ? s.out_begin + out_bytes : operand_bytes;
+  s.region_bytes = (region_bytes + 127) / 128 * 128;
+  s.scores_begin = scores_apart ? s.region_bytes : operand_bytes - s.scores_bytes;
+  s.y_begin = s.region_bytes + (scores_apart ? s.scores_bytes : 0);
+  s.buffer_bytes = s.region_bytes + bytes_beside;
   s.lds_bytes = s.buffers * s.buffer_bytes + 2 * s.factor_floats * 4;
   return s;
 }

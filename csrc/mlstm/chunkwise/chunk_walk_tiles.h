@@ -66,13 +66,15 @@ struct WalkOperands {
       tile.base = reinterpret_cast<E*>(at);
       at += bytes;
     };
-    tiles.out = reinterpret_cast<float*>(at);
+    char* const buffer = at;
     take(tiles.a, kShape.a_x_share_buffer ? 0 : kShape.a_bytes);
     take(tiles.x, kShape.x_bytes);
+    at = buffer + kShape.scores_begin;
     take(tiles.scores, kShape.scores_bytes);
-    at = reinterpret_cast<char*>(tiles.out) + kShape.out_region_bytes;
+    at = buffer + kShape.y_begin;
     take(tiles.y, kShape.y_bytes);
     take(tiles.dot_with, kShape.with_bytes);
+    tiles.out = reinterpret_cast<float*>(buffer + kShape.out_begin);
     tiles.factors = reinterpret_cast<float*>(lds + kShape.buffers * kShape.buffer_bytes) + n % 2 * kShape.factor_floats;
     return tiles;
   }

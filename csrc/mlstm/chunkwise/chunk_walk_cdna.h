@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk (chunk_walk.h) on CDNA, for tensors whose rows are vectors of 16 bytes: a pipeline without branches.
+//
+// a goes from memory to the registers that multiply it, each wave its rows of the state. x, y and the scores of the
+// next chunk are loaded into registers while this chunk is multiplied, and stored in LDS after it. Loads check the
+// bounds of tensors, so that a last chunk with fewer tokens takes the same path. Where a path of another layout joins,
+// the compiler would wait for all loads under way.
+//
+// A chunk has two barriers: between its products and what overwrites their operands, and between that and the next
+// products. There are two more where LDS holds the outputs only in place of x.
+#pragma once
+
+#include "arch/memory_range.h"
+#include "mlstm/chunkwise/chunk_walk.h"
+
+namespace xlstm::gpu::mlstm {
+
+template <class E, int kRows, int kChunk, class Output>
+struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
+  using Base = Walk<E, kRows, kChunk, Output>;
+  using Operands = typename Base::Operands;
+  using ChunkTiles = typename Base::ChunkTiles;
+  using StageRows = typename Base::StageRows;
+  using StageX = typename Operands::StageX;
+  using StageY = typename Operands::StageY;
+  using Base::in, Base::lane, Base::x0, Base::state, Base::pending_decay;
+  using Base::kTerms, Base::kShape, Base::kY, Base::kThreads, Base::kXStrips, Base::kTStrips, Base::kYStrips;
+  static constexpr int kAVectors = sizeof(E) == 2 ? 2 : 1;  // of a stream operand
+
+  static constexpr uint32_t kBeyond = 1u << 31;  // an offset beyond every range: such a load moves nothing
+  // A tensor's rows of this block.
+  struct Rows {
+    const char* first;  // the segment's first token
+    uint32_t stride;    // bytes from token to token
+    int columns;
+
+    XLSTM_DEVICE Rows(const TokenRows<E>& of, int64_t begin)
+        : first(reinterpret_cast<const char*>(of.data + begin * of.stride)),
+          stride(uint32_t(of.stride) * sizeof(E)),
+          columns(of.columns) {}
+    XLSTM_DEVICE MemoryRange chunk(int at, int valid) const {
+      return {first + int64_t(at) * (stride * kChunk), (valid - 1) * stride + columns * int(sizeof(E))};
+    }
+    // A lane's offset in a chunk; beyond every range where the column does not exist.
+    XLSTM_DEVICE uint32_t offset(uint32_t token, int column) const {
+      return column < columns ? token * stride + column * sizeof(E) : kBeyond;
+    }
+  };
+
+  // What is under way for the next chunk.
+  struct Loads {
+    StageX x;
+    StageY y;
+    typename Operands::StageScores scores;
+    typename Operands::StageTransposedScores transposed_scores;
+    typename Operands::StageFactors factors;
+    typename Operands::StageVector vector;
+    float decay;
+  };
+  using StreamOfA = StreamOperand<E>[kXStrips][kTStrips];
+
+  XLSTM_DEVICE CdnaWalk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
+      : Base(params, where, y_tile_index, memory) {}
+
+  XLSTM_DEVICE void run() {
+    this->load_state();
+    walk_chunks();
+    this->store_state();
+  }
+
+  // ---- loads
+
+  XLSTM_DEVICE int valid_of(int chunk) const {
+    const int64_t left = in.segment.end - in.segment.begin - int64_t(chunk) * kChunk;
+    return int(left < kChunk ? left : kChunk);
+  }
+  XLSTM_DEVICE void fetch_a(StreamOfA& a, const Rows& rows, int n) {
+    const int chunk = in.chunk_at(n);
+    const MemoryRange from = rows.chunk(chunk, valid_of(chunk));
+    const int lane16 = lane_id() % 16, token = sizeof(E) == 2 ? interleaved_row(lane16, 0) : lane16;
+#pragma unroll
+    for (int xs = 0; xs < kXStrips; ++xs) {
+      const uint32_t offset = rows.offset(token, x0 + xs * kStep<E> + lane_id() / 16 * kVec16Elements<E>);
+#pragma unroll
+      for (int ts = 0; ts < kTStrips; ++ts)
+#pragma unroll
+        for (int j = 0; j < kAVectors; ++j)
+          a[xs][ts].k[j] = load_vec16(from, offset + (ts * kStep<E> + interleaved_row(0, j)) * rows.stride);
+    }
+  }
+  template <class AnyStage>
+  XLSTM_DEVICE static void fetch_rows(AnyStage& stage, const Rows& rows, int chunk, int valid) {
+    const int thread = threadIdx.x;
+    const uint32_t offset = rows.offset(AnyStage::first_token(thread), AnyStage::first_column(thread));
+    stage.fetch_range(rows.chunk(chunk, valid), rows.stride, thread < AnyStage::kUnits ? offset : kBeyond);
+  }
+  template <class AnyStage, class Any>
+  XLSTM_DEVICE static void fetch_contiguous(AnyStage& stage, const Any* from, int count) {
+    static_assert(AnyStage::kEach == 1);
+    const int thread = threadIdx.x;
+    stage.fetch_range({reinterpret_cast<const char*>(from), count * uint32_t(sizeof(Any))}, 0,
+                      thread < AnyStage::kUnits ? thread * 16 : kBeyond);
+  }
+  XLSTM_DEVICE void fetch_rest(Loads& s, const Rows& x, const Rows& y, int n) {
+    const int chunk = in.chunk_at(n), valid = valid_of(chunk);
+    const int64_t slot = in.segment.slot_of(in.p->where, chunk);
+    const WalkParams* p = in.p;
+    fetch_contiguous(s.factors, global(p->factors) + slot * kFactors * kChunk, kFactors * kChunk);
+    s.decay = global(p->decay)[slot];
+    fetch_rows(s.x, x, chunk, valid);
+    fetch_rows(s.y, y, chunk, valid);
+    if constexpr (kTerms.gradient_terms)
+      s.vector.fetch_clamped(global(p->vector) + slot * p->y.columns + in.tile * kY, y.columns);
+    if constexpr (!kTerms.states_only) {
+      const E* scores = global(static_cast<const E*>(p->scores)) + slot * kChunk * kChunk;
+      if constexpr (kTerms.reverse)
+        s.transposed_scores.fetch(scores);
+      else
+        fetch_contiguous(s.scores, scores, kChunk * kChunk);
+    }
+  }
+  XLSTM_DEVICE void store_rest(Loads& s, const ChunkTiles& tiles) {
+    s.factors.store({tiles.factors});
+    s.y.store(tiles.y);
+    if constexpr (kTerms.gradient_terms) s.vector.store(tiles.vector());
+    if constexpr (kTerms.states_only) return;
+    if constexpr (kTerms.reverse)
+      s.transposed_scores.store(tiles.scores);
+    else
+      s.scores.store(tiles.scores);
+  }
+
+  // ---- products
+
+  // out = f (a C)
+  XLSTM_DEVICE void multiply_state(Strip<E> (&out)[kTStrips][kYStrips], const StreamOfA& a, const ChunkTiles& tiles) {
+#pragma unroll
+    for (int ts = 0; ts < kTStrips; ++ts)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) out[ts][ys].zero();
+    const float state_scale = this->operand_scale();
+#pragma unroll
+    for (int xs = 0; xs < kXStrips; ++xs)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) {
+        const ChainOperand<E> chain = as_chain(state[xs][ys], state_scale);
+#pragma unroll
+        for (int ts = 0; ts < kTStrips; ++ts) multiply<false, true>(out[ts][ys], a[xs][ts], chain);
+      }
+    this->scale_by_factors(out, tiles, pending_decay / state_scale);
+  }
+
+  // ---- outputs
+
+  struct OutputInputs {  // what the outputs are multiplied with
+    StageRows dot_with, y;
+  };
+  XLSTM_DEVICE void fetch_output_inputs(OutputInputs& s, const Rows& dot_with, const Rows& y, int n) {
+    if constexpr (!kTerms.gradient_terms) return;
+    const int chunk = in.chunk_at(n), valid = valid_of(chunk);
+    fetch_rows(s.dot_with, dot_with, chunk, valid);
+    fetch_rows(s.y, y, chunk, valid);
+  }
+  XLSTM_DEVICE void write_rows(const ChunkTiles& tiles, const OutputInputs& s, const Rows& to, int n) {
+    const int chunk = in.chunk_at(n);
+    const MemoryRange range = to.chunk(chunk, valid_of(chunk));
+    const int thread = opaque_thread();
+    float* dots = kTerms.gradient_terms ? this->dots_of(in.segment.in_slots(in.p->where, chunk)) : nullptr;
+#pragma unroll
+    for (int i = 0; i < StageRows::kEach; ++i) {
+      constexpr int kRowUnits = StageRows::kRowUnits;
+      const int t = thread / kRowUnits + i * (kThreads / kRowUnits), column = thread % kRowUnits * kVec16Elements<E>;
+      if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // the same for all lanes of a wave
+      float value[kVec16Elements<E>];
+      this->add_parts(tiles, t, column, value);
+      if constexpr (kTerms.gradient_terms)
+        this->add_gradient_terms(tiles, t, column, value, s.dot_with.fetched[i], s.y.fetched[i], dots);
+      store_vec16(range, to.offset(t, column), __builtin_bit_cast(Vec16, pack_elements<E>(value)));
+    }
+  }
+
+  // ---- the mainloop
+
+  XLSTM_DEVICE void walk_chunks() {
+    const int64_t begin = in.segment.begin;
+    const Rows a(in.slice_rows(in.p->a), begin), x(in.slice_rows(in.p->x), begin), y(in.tile_rows(in.p->y), begin),
+        dot_with(in.tile_rows(in.p->dot_with), begin), out_rows(in.tile_rows(in.p->out), begin);
+    const int chunks = in.segment.last_chunk - in.segment.first_chunk;
+    Loads next;
+    StreamOfA stream;
+    fetch_rest(next, x, y, 0);
+    if constexpr (!kTerms.states_only) fetch_a(stream, a, 0);
+    float decay = uniform(next.decay);
+    store_rest(next, in.chunk_tiles(0));
+    next.x.store(in.chunk_tiles(0).x);
+    __syncthreads();
+    for (int n = 0; n < chunks; ++n) {
+      lane = opaque_thread() % kWave;
+      const int then = n + 1 < chunks ? n + 1 : n;  // a load again costs less than a branch
+      if (n + 1 == chunks) this->store_before_last();
+      const ChunkTiles tiles = in.chunk_tiles(n);
+      OutputInputs output_inputs;
+      fetch_output_inputs(output_inputs, dot_with, y, n);
+      fetch_rest(next, x, y, then);
+      sched_barrier();                   // the loads are issued ahead of the products
+      Strip<E> out[kTStrips][kYStrips];  // unused where the walk has no outputs
+      if constexpr (!kTerms.states_only) {
+        multiply_state(out, stream, tiles);
+        fetch_a(stream, a, then);
+      }
+      this->add_chunk(out, tiles, decay);
+      sched_barrier();
+      const ChunkTiles then_tiles = in.chunk_tiles(n + 1);
+      if constexpr (kTerms.states_only) {
+        __syncthreads();  // all waves have read x and y
+        store_rest(next, then_tiles);
+        next.x.store(then_tiles.x);
+      } else {
+        if (!kShape.out_apart) __syncthreads();  // all waves have read x
+        this->store_parts(out, tiles);
+        __syncthreads();
+        store_rest(next, then_tiles);
+        if (kShape.out_apart) next.x.store(then_tiles.x);
+        write_rows(tiles, output_inputs, out_rows, n);
+        if (!kShape.out_apart) {
+          __syncthreads();  // all waves have read the outputs
+          next.x.store(then_tiles.x);
+        }
+      }
+      decay = uniform(next.decay);
+      __syncthreads();
+    }
+  }
+};
+
+template <class E, int kRows, int kChunk, class Output>
+__global__ __launch_bounds__(
+    walk_shape(kFamily, sizeof(E), kRows, kChunk).threads,
+    walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void chunk_walk_cdna(const WalkParams params) {
+  if constexpr (kFamily == Family::cdna && has_walk(kFamily, sizeof(E), kRows, kChunk))
+    walk_segment<CdnaWalk<E, kRows, kChunk, Output>>(reload_params(kernel_params(params)));
+}
+
+// Whether chunk_walk_cdna can load these tensors.
+inline bool rows_are_vectors(const WalkParams& p, const WalkTerms& terms) {
+  const auto are_vectors = [](const Tokens& x) { return x.is_aligned16 && x.stride[2] >= x.columns; };
+  return are_vectors(p.x) && are_vectors(p.y) && (terms.states_only || (are_vectors(p.a) && are_vectors(p.out))) &&
+         (!terms.gradient_terms || are_vectors(p.dot_with));
+}
+
+}  // namespace xlstm::gpu::mlstm
