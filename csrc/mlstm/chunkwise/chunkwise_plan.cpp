@@ -11,13 +11,30 @@ namespace xlstm::gpu::mlstm {
 
 namespace {
 
-// The time of a walk that is split into `segments`, in units of a walk of one sequence by one block. `at_once` blocks
-// run at a time. A split walk first computes the states of all segments but the last, at half the cost of a walk.
-double walk_time(int64_t blocks, int64_t segments, int64_t at_once) {
-  const double each = 1.0 / double(segments);
-  const double walk = double(ceil_div(blocks * segments, at_once)) * each;
-  return segments == 1 ? walk : walk + 0.5 * double(ceil_div(blocks * (segments - 1), at_once)) * each;
-}
+// The time of a walk of `chunks` that is split into `segments`, in chunks of one block. A split walk first computes the
+// states of all segments but the last, at half the cost of a walk.
+struct WalkTime {
+  int64_t blocks, chunks;
+  int64_t units;  // blocks that run at a time
+  Family family;
+
+  // How long that many blocks take, each alone for one unit of time.
+  double rounds(int64_t count, int blocks_of_unit) const {
+    const double alone = double(ceil_div(count, units));
+    // CDNA: by predicted times, two blocks that share a compute unit take 1.4 times as long as one.
+    return blocks_of_unit > 1 ? std::min(alone, 1.4 * double(ceil_div(count, 2 * units))) : alone;
+  }
+  double of(int64_t segments, int blocks_of_unit) const {
+    const bool cdna = family == Family::cdna;
+    const double overhead = cdna ? 3 : 0;  // of a block, in chunks: the state, a prologue and an epilogue
+    const double each = cdna ? double(ceil_div(chunks, segments)) : double(chunks) / double(segments);
+    const double walk = rounds(blocks * segments, blocks_of_unit) * (overhead + each);
+    if (segments == 1) return walk;
+    return walk + rounds(blocks * (segments - 1), blocks_of_unit) * (overhead + 0.5 * each);
+  }
+};
+// The fewest chunks of a segment. Where eight hide a block's prologue and epilogue, its time does not count them.
+int64_t least_chunks_of_segment(Family f) { return f == Family::cdna ? 2 : 8; }
 
 // Whether the Hopper walk supports these tensors, and they fill its tiles.
 bool suits_hopper(const MlstmShape& s, const Chip& chip) {
@@ -53,6 +70,7 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   p.rows = walk_rows(rows);
   p.slices = rows > kMaxWalkRows ? int(ceil_div(rows, p.rows)) : 1;
   int64_t at_once = chip.compute_units;
+  int blocks_of_unit = 1;  // that may share a compute unit of CDNA
   if (chunk == kHopperChunk) {
     p.schedule = Schedule::hopper;
     p.rows = std::max(p.rows, 128);
@@ -63,20 +81,24 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   } else {
     const WalkShape shape = walk_shape(chip.family, s.element_bytes, p.rows, chunk);
     at_once *= shape.blocks_at_once;
+    if (chip.family == Family::cdna) blocks_of_unit = shape.blocks;
     p.y_tile = shape.y_tile;
     p.tiles = int(ceil_div(columns, p.y_tile));
   }
   const int64_t blocks = s.sequences * s.heads * p.tiles;
   const int64_t chunks = ceil_div(s.length, chunk);
-  // A segment of fewer than eight chunks consists mostly of prologue and epilogue.
-  const int64_t max_segments = p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / 8, kMaxSegments));
+  const int64_t least_chunks = least_chunks_of_segment(chip.family);
+  const int64_t max_segments =
+      p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / least_chunks, kMaxSegments));
   const int64_t allowed = p.slices > 1 ? 1 : kMaxSegments;
   if (s.segments > allowed)
     throw std::invalid_argument("segments: expected at most " + std::to_string(allowed) +
                                 " of these head dims on a GPU, got " + std::to_string(s.segments));
+  const WalkTime time{blocks, chunks, at_once, chip.family};
+  const auto time_of = [&](int64_t n) { return time.of(n, blocks_of_unit); };
   int64_t best = s.segments ? std::min(s.segments, chunks) : 1;
   for (int64_t n = 2; s.segments == 0 && n <= max_segments; ++n)
-    if (walk_time(blocks, n, at_once) < 0.95 * walk_time(blocks, best, at_once)) best = n;
+    if (time_of(n) < 0.95 * time_of(best)) best = n;
   p.segment_chunks = int(ceil_div(chunks, best));
   p.segments = int(ceil_div(chunks, p.segment_chunks));
   p.blocks = int(s.sequences * s.heads * p.tiles * p.segments);
