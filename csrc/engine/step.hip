@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "engine/gemm_cluster/gemm_cluster_launch.h"
 #include "engine/gemm_mma/gemm_mma_launch.h"
+#include "engine/gemm_mma/pack_inputs.h"
 #include "engine/gemv_any_shape.h"
 #include "engine/gpu/one_token.h"
 #include "engine/heads_step.h"
@@ -32,6 +33,7 @@ struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
   float* mailboxes;   // of the megakernel
   uint32_t* arrived;  // of heads_step
+  PackedX packed;     // for one product at a time
   char* step;
 
   Memory(Arena& arena, const xlstm_decode& p, const Chip& chip, size_t step_bytes) {
@@ -44,7 +46,19 @@ struct Memory {
     normed = arena.take<float>(B * std::max(values, p.dim));
     mailboxes = arena.take<float>(mailbox_floats(p, chip));
     arrived = arena.take<uint32_t>(chip.family == Family::cdna ? B * p.heads : 0);
+    packed = packed_of(arena, p, chip);
     step = arena.take<char>(int64_t(step_bytes));
+  }
+  // Memory for the longest packed x of the step, of quantised weights.
+  static PackedX packed_of(Arena& arena, const xlstm_decode& p, const Chip& chip) {
+    const int64_t columns = std::max({p.dim, p.heads * p.dhv, p.ffn});
+    const GemmShape longest{p.batch, columns, false, 8, true, 0, nullptr};
+    const GemmMmaPlan plan = plan_gemm_mma(longest, chip);
+    if (!plan.packed) return {};
+    const PackedBytes bytes = packed_bytes(longest, plan, chip);
+    return {{arena.take<char>(bytes.x), arena.take<char>(bytes.x)},
+            arena.take<float>(bytes.step_sums / 4),
+            arena.take<float>(bytes.rms_factors / 4)};
   }
 };
 
@@ -98,8 +112,9 @@ void norm(const xlstm_decode& p, const xlstm_decode_norm& norm, const float* x, 
   layer::norm_forward(call, layer::plan_norm_forward_call(call, chip), stream);
 }
 
-GemmParams gemm_of(const xlstm_decode& p, const float* x, int64_t columns) {
+GemmParams gemm_of(const xlstm_decode& p, const Memory& at, const float* x, int64_t columns) {
   GemmParams params{};
+  params.packed = at.packed;
   params.batch = int(p.batch), params.columns = int(columns);
   params.x = x;
   params.norm_eps = float(p.norm_eps);
@@ -186,6 +201,17 @@ void run_gemv(const char* name, const GemmParams& params, const Chip& chip, Stre
     launch(name, gemv_kernel<kInput, kOutput, kGemvBatch>, grid, stream, params);
 }
 
+// Packs x for gemm_packed_kernel.
+void pack(const GemmParams& product, int bits, const GemmMmaPlan& plan, const Chip& chip, Stream stream) {
+  const bool gates = bits < 16 && std::any_of(
+                                      product.linear, product.linear + product.linear_count,
+                                      [](const DeviceLinear& w) { return w.rows > 0 && !w.bits; });
+  const int chunks = packed_steps(chip.family, product.columns) * kStepFeatures / kChunkFeatures;
+  const Grid grid{packed_rows(product.batch, plan.batch), kPackThreads, chunks * 4};
+  const PackParams params{product, bits, packed_wave_rows(plan.batch), gates};
+  launch("decode input", bits < 16 ? pack_kernel<true> : pack_kernel<false>, grid, stream, params);
+}
+
 void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const Chip& chip, Stream stream) {
   int64_t rows[kMaxLinears];
   for (int j = 0; j < params.linear_count; ++j) rows[j] = params.linear[j].rows;
@@ -203,6 +229,7 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const C
     }
   }
   const GemmMmaPlan plan = plan_gemm_mma(shape, chip);
+  if (plan.packed) pack(params, bits, plan, chip, stream);
   if (kernel == Kernel::bfloat16) return launch_gemm_mma<Bfloat16Weights>(name, plan, params, stream);
   if (kernel == Kernel::float16) return launch_gemm_mma<Float16Weights>(name, plan, params, stream);
   if (kernel == Kernel::int8) return launch_gemm_mma<ByteWeights>(name, plan, params, stream);
@@ -260,8 +287,8 @@ void run_normed(const char* name, const xlstm_decode& p, const xlstm_decode_norm
 // ---- the products of a step
 
 BlockGemms gemms_of(const xlstm_decode& p, const xlstm_decode_block& block, const Memory& at) {
-  BlockGemms of{gemm_of(p, at.x, p.dim), gemm_of(p, at.h, p.heads * p.dhv), gemm_of(p, at.x, p.dim),
-                gemm_of(p, at.up, p.ffn)};
+  BlockGemms of{gemm_of(p, at, at.x, p.dim), gemm_of(p, at, at.h, p.heads * p.dhv), gemm_of(p, at, at.x, p.dim),
+                gemm_of(p, at, at.up, p.ffn)};
   const xlstm_linear* const weights[kMaxLinears] = {&block.q, &block.k, &block.v, &block.o, &block.i, &block.f};
   float* const to[kMaxLinears] = {at.q, at.k, at.v, at.o, at.i, at.f};
   for (int j = 0; j < kMaxLinears; ++j) add_linear(of.projections, *weights[j], to[j]);
@@ -280,7 +307,7 @@ BlockGemms gemms_of(const xlstm_decode& p, const xlstm_decode_block& block, cons
 }
 
 GemmParams head_of(const xlstm_decode& p, const Memory& at) {
-  GemmParams of = gemm_of(p, at.x, p.dim);
+  GemmParams of = gemm_of(p, at, at.x, p.dim);
   add_linear(of, p.head, p.out);
   of.cap = float(p.output_cap);
   of.cap_all = true;

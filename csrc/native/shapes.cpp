@@ -64,6 +64,13 @@ py::object gemm_mma_lds_bytes(const std::string& family, int bits, bool converte
   return py::int_(gpu::engine::gemm_mma_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kMinLds[int(f)]));
 }
 
+// LDS of gemm_packed_kernel<weights, batch, rows>; None where the family has no such kernel.
+py::object packed_lds_bytes(const std::string& family, int bits, int batch, int rows) {
+  const gpu::Family f = family_of(family);
+  if (!gpu::engine::has_packed(f) || !gpu::engine::has_packed_rows(batch, rows, bits < 16)) return py::none();
+  return py::int_(gpu::engine::packed_lds_bytes(f, batch, rows));
+}
+
 // The shape of chunk_walk<element, rows, chunk>; None where the family has no such kernel.
 py::object walk_shape(const std::string& family, int element_bytes, int rows, int chunk) {
   const gpu::Family f = family_of(family);
@@ -90,6 +97,7 @@ void add_shapes(py::module_& m) {
   m.def("mla_shape", mla_shape, "family"_a, "rows"_a, "features"_a, "ahead"_a,
         "A block of the MLA kernel: rows, keys of a tile, values, blocks of a multiprocessor, LDS; None where the "
         "family has no such kernel.");
+  m.def("packed_lds_bytes", packed_lds_bytes, "family"_a, "bits"_a, "batch"_a, "rows"_a);
   m.def("matrix_lds_bytes", gemm_mma_lds_bytes, "family"_a, "bits"_a, "converted"_a, "batch"_a, "rows"_a, "columns"_a,
         "The LDS of a launch of a decode step's product; None where the family has no such kernel.");
   m.def("attention_gradients_shape", attention_gradients_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,

@@ -46,7 +46,7 @@ CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
     (
         f"{CDNA}|gfx1100",
-        r"gemm_mma_kernel<.*",
+        r"gemm_(mma|packed)_kernel<.*",
         "few rows share the fixed cost of the weights: addresses, the conversion of float16, bytes and nibbles to "
         "bfloat16, scales of groups, and inputs that each block computes again. Memory binds.",
     ),

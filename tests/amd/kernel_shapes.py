@@ -168,6 +168,16 @@ def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shap
     return Shape(lds, macs=STEP_FEATURES * int(rows) * inputs * parts)
 
 
+def gemm_packed_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
+    """The products of one step of a wave."""
+    bits, n = {"ByteWeights": 8, "NibbleWeights": 4}.get(weights, 16), int(batch)
+    lds = _native.packed_lds_bytes(kernel.family, bits, n, int(rows))
+    if lds is None:
+        return None
+    parts = 2 if weights == "Float16Weights" else 1
+    return Shape(lds, macs=STEP_FEATURES * int(rows) * 2 * min(n, 32) * parts)
+
+
 SHAPES: dict[str, Callable[..., Shape | None]] = {
     make.__name__: make
     for make in (
@@ -182,6 +192,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         dkdv_kernel,
         dq_kernel,
         gemm_mma_kernel,
+        gemm_packed_kernel,
     )
 }
 

@@ -52,7 +52,7 @@ PRODUCTS = [
     ("mla_kernel<bf16, 64, 576, false>", [136]),
     ("dkdv_kernel<bf16, 128, 128, false>", [128]),
     ("dq_kernel<bf16, 128, 128, false>", [96]),
-    ("gemm_mma_kernel<Bfloat16Weights, 16, 32>", [16]),
+    ("gemm_packed_kernel<Bfloat16Weights, 16, 32>", [16]),
 ]
 
 

@@ -97,6 +97,38 @@ void test_slots() {
       }
 }
 
+// Packed x: a lane finds the vectors that its matrix instructions multiply, and no two vectors lie in one place.
+void test_packed_slots() {
+  for (const bool half : {false, true}) {
+    const int rows = half ? 16 : 32;
+    std::vector<int> taken(size_t(rows * 4));
+    for (int row = 0; row < rows; ++row)
+      for (int vec16 = 0; vec16 < 4; ++vec16) {
+        const PackedSlot at = packed_slot(half, row, vec16);
+        ++taken[size_t(at.vec16 * 64 + at.lane)];
+        const Vec16Position read = stream_vec16(Family::cdna, 2, at.lane, at.vec16);
+        const int instruction_row = half ? at.lane % 16 : read.row;
+        CHECK(instruction_row == row && read.feature / kVec8 == vec16, "row %d, vector %d", row, vec16);
+      }
+    for (const int n : taken) CHECK(n == 1, "a place of %d vectors", n);
+  }
+}
+
+void check_packed(const char* name, const GemmShape& shape, const GemmMmaPlan& p, const Chip& chip) {
+  const bool groups = shape.bits < 16;
+  CHECK(has_packed(chip.family) && has_packed_rows(p.batch, p.rows, groups), "%s: a kernel for %d rows by %d", name,
+        p.batch, p.rows);
+  CHECK(!shape.swiglu || p.rows / 2 % kStripColumns == 0, "%s: both sides of SwiGLU in one strip", name);
+  CHECK(p.batch >= std::min<int64_t>(shape.batch, 64), "%s: %d rows at once", name, p.batch);
+  const int64_t passes = (shape.batch + p.batch - 1) / p.batch, units = units_of(shape, p.rows);
+  CHECK(p.blocks % (8 * passes) == 0 && p.blocks >= units * passes && p.blocks < (units + 8) * passes,
+        "%s: %d blocks for %d units", name, int(p.blocks), int(units));
+  CHECK(p.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
+  const PackedBytes bytes = packed_bytes(shape, p, chip);
+  CHECK(bytes.x >= shape.batch * shape.columns * 4 && bytes.x % 16 == 0, "%s: memory for x", name);
+  CHECK((bytes.step_sums > 0) == groups && bytes.step_sums % 16 == 0, "%s: memory for sums of steps", name);
+}
+
 void test_plan() {
   const int64_t projections[] = {2048, 2048, 4096, 4096, 8, 8}, up[] = {10944, 10944}, down[] = {4096}, none[] = {0, 5};
   for (const auto& [name, chip] : known_chips()) {
@@ -108,6 +140,10 @@ void test_plan() {
                                        GemmShape{batch, 10944, false, bits, bits < 16, 1, down},
                                        GemmShape{batch, 64, false, bits, bits < 16, 1, down}}) {
           const GemmMmaPlan p = plan_gemm_mma(shape, chip);
+          if (p.packed) {
+            check_packed(name, shape, p, chip);
+            continue;
+          }
           const int columns = int(shape.columns), b = int(batch);
           CHECK(has_gemm_mma(f, p.batch, bits < 16) && has_gemm_mma_rows(f, p.batch, p.rows, bits < 16),
                 "%s: a kernel for %d rows by %d", name, p.batch, p.rows);
@@ -131,13 +167,17 @@ void test_plan() {
           CHECK(in_turn || depth >= 2, "%s: a ring of %d steps", name, depth);
           CHECK(p.batch > 1 || p.stage_tiles == tiles, "%s: a single x is complete in LDS", name);
         }
-    CHECK(plan_gemm_mma({1, 11272, false, 16, false, 1, down}, chip).batch > 1,
-          "%s: a single x that does not fit into LDS", name);
+    const GemmMmaPlan long_x = plan_gemm_mma({1, 11272, false, 16, false, 1, down}, chip);
+    CHECK(long_x.packed || long_x.batch > 1, "%s: a single x that does not fit into LDS", name);
   }
   const Chip mi300x = known_chip("MI300X"), h200 = known_chip("H200");
   CHECK(plan_gemm_mma({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "linears without rows have no blocks");
   CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
   CHECK(plan_gemm_mma({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: persistent blocks");
+  CHECK(plan_gemm_mma({8, 4096, false, 16, false, 6, projections}, mi300x).rows == 48, "one round of 258 units");
+  CHECK(plan_gemm_mma({8, 4096, true, 16, false, 2, up}, mi300x).rows == 96, "one round of 228 units");
+  CHECK(plan_gemm_mma({8, 10944, false, 16, false, 1, down}, mi300x).rows == 16, "few rows: a strip a block");
+  CHECK(plan_gemm_mma({100, 4096, false, 16, false, 1, down}, mi300x).batch == 64, "two passes");
   // A multiprocessor has 228 KB, of which the hardware reserves 1 KB for each block.
   const GemmMmaPlan one = plan_gemm_mma({1, 10944, false, 16, false, 1, down}, h200);
   CHECK(one.rows == 16 && one.blocks == 256, "all units at once, not half of them twice as long");
@@ -154,6 +194,7 @@ void test_plan() {
 int main() {
   test_order();
   test_slots();
+  test_packed_slots();
   test_plan();
   return finish();
 }

@@ -14,7 +14,8 @@ from kernels_ran import check_every_kernel_ran
 FUSED = {"use_bias": True, "weight_mode": "fused"}
 ODD = {"embedding_dim": 36, "num_heads": 3, "qk_dim_factor": 0.25, "ffn_round_up_to_multiple_of": 7}
 BARE = {"gate_soft_cap": None, "output_logit_soft_cap": None, "add_out_norm": False}
-HEAD = {"embedding_dim": 64, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457}  # blocks of 64 rows for 304 CUs
+HEAD = {"embedding_dim": 64, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457}  # blocks of 96 rows for 304 CUs
+HEAD_48 = {**HEAD, "vocab_size": 14592}  # blocks of 48 rows
 WIDE = {"embedding_dim": 256, "num_heads": 1, "v_dim_factor": 2.0, "num_blocks": 1, "ffn_proj_factor": 20.0}
 HEADS = {"embedding_dim": 128, "num_heads": 4, "num_blocks": 1, "use_bias": True}  # of 32 values
 FLOAT8 = tuple({"format": name} for name in ("float8_e4m3fn", "float8_e4m3fnuz"))  # OCP; what the chip converts
@@ -44,6 +45,8 @@ CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]],
     ("80 rows, tiles of 32 columns", torch.bfloat16, 0, 80, HEADS),
     ("int8, 32 rows", torch.bfloat16, 8, 32, {}),
     ("int4, 40 rows", torch.float16, 4, 40, {}),
+    ("int8, 40 rows", torch.bfloat16, 8, 40, {}),
+    ("int4, 20 rows", torch.bfloat16, 4, 20, {}),
     *(
         (f"{kind['format']}, {n} rows, {name}", torch.bfloat16, kind, n, changes)
         for kind in FLOAT8
@@ -51,10 +54,14 @@ CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]],
     ),
     *((f"{kind['format']}, groups of 32", torch.bfloat16, kind | {"group_size": 32}, 2, {}) for kind in FLOAT8),
     *((f"many words, {kind['format']}, {n} rows", torch.bfloat16, kind, n, HEAD) for kind in FLOAT8 for n in (1, 9)),
-    *((f"many words, {n} rows", torch.bfloat16, 0, n, HEAD) for n in (1, 9, 17)),
-    *((f"many words, float16, {n} rows", torch.float16, 0, n, HEAD) for n in (1, 9, 17)),
-    *((f"many words, int8, {n} rows", torch.bfloat16, 8, n, HEAD) for n in (1, 9)),
-    *((f"many words, int4, {n} rows", torch.float16, 4, n, HEAD) for n in (1, 9)),
+    *((f"many words, {n} rows", torch.bfloat16, 0, n, HEAD) for n in (1, 5, 9, 17, 33)),
+    *((f"many words, float16, {n} rows", torch.float16, 0, n, HEAD) for n in (1, 5, 9, 17, 33)),
+    *((f"many words, int8, {n} rows", torch.bfloat16, 8, n, HEAD) for n in (1, 5, 9)),
+    *((f"many words, int4, {n} rows", torch.float16, 4, n, HEAD) for n in (1, 5, 9)),
+    *((f"fewer words, {n} rows", torch.bfloat16, 0, n, HEAD_48) for n in (5, 9, 17, 33)),
+    *((f"fewer words, float16, {n} rows", torch.float16, 0, n, HEAD_48) for n in (5, 9, 17, 33)),
+    *((f"fewer words, int8, {n} rows", torch.bfloat16, 8, n, HEAD_48) for n in (5, 9)),
+    *((f"fewer words, int4, {n} rows", torch.float16, 4, n, HEAD_48) for n in (5, 9)),
 )
 ERROR = 1e-5  # both are float between the weights; 2.1e-6 was the worst
 SPLIT_ERROR = 1e-4  # where weights are not floats, x's are multiplied as 16 bits of a float, 256 times coarser

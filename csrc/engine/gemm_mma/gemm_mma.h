@@ -45,7 +45,7 @@
 #pragma once
 
 #include "arch/nvidia/dependent_launch.h"
-#include "engine/gemm_mma/gemm_mma_weights.h"
+#include "engine/gemm_mma/gemm_mma_sums.h"
 
 namespace xlstm::gpu::engine {
 
@@ -60,22 +60,20 @@ struct GemmMma {
   using Shape = GemmMmaShape<Weights, kBatch, kRows, kMaxDepth != 64>;
   static constexpr bool kSingle = Shape::kSingle;
   static constexpr int kChains = Shape::kChains, kStrips = Shape::kStrips, kUnits = Shape::kUnits;
-  static constexpr int kSplit = Shape::kSplit, kSumRows = Shape::kSumRows;
-  static constexpr int kLaneRows = Shape::kLaneRows, kColumns = Shape::kColumns, kSplitKWaves = Shape::kSplitKWaves;
+  static constexpr int kSplit = Shape::kSplit, kColumns = Shape::kColumns, kSplitKWaves = Shape::kSplitKWaves;
   static constexpr int kDepth = Shape::kDepth < kMaxDepth ? Shape::kDepth : kMaxDepth;
   static constexpr bool kQuantised = Weights::kGroups;
 
   using Step = WeightStep<Weights, Shape>;
   using Rows = LaneRows<Weights, Shape>;
+  using Sums = GemmSums<Weights, Shape>;
 
   const GemmParams& p;
   GemmMmaInputs<Weights, Shape> inputs;
-  float* sums;  // two buffers for the sums of kWavesAtOnce waves
-  int sum_buffer = 0;
+  Sums sums;
   UnitRows unit_rows;  // of the unit that is multiplied
-  Strip<E> sum[kChains][kStrips];
 
-  XLSTM_DEVICE static int k_wave() { return wave_id(); }
+  XLSTM_DEVICE static int k_wave() { return Shape::k_wave(); }
   XLSTM_DEVICE static int first_row(const GemmParams& p) { return int(blockIdx.x) % passes<kBatch>(p) * kBatch; }
   XLSTM_DEVICE static int rows_from(const GemmParams& p, int first) {
     return p.batch - first < kBatch ? p.batch - first : kBatch;
@@ -86,17 +84,15 @@ struct GemmMma {
         inputs(params, norm_stats, lds, first_row(params), rows_from(params, first_row(params))),
         sums(reinterpret_cast<float*>(lds + params.stage_tiles * x_tile_bytes(kFamily, kBatch, Weights::kGroups))) {}
 
-  // ---- mainloop
+  XLSTM_DEVICE EpilogueRows epilogue_rows() const {
+    return {unit_rows, inputs.first, inputs.count, inputs.normed() ? inputs.rms_factors() : nullptr};
+  }
 
-  // Sums of one group's products, scaled and added to `sum` at the end of a step; without groups, products are added to
-  // `sum` at once.
-  static constexpr int kPartChains = Weights::kGroups ? kChains : 1, kPartStrips = Weights::kGroups ? kStrips : 1;
-  using GroupSums = Strip<E>[kPartChains][kPartStrips];
-  using ChainVec16s = Vec16[kChains][Weights::kParts][kChainVec16s<E>];
+  // ---- mainloop
 
   // Multiplies step `at` of those in LDS by weights whose groups have this format.
   XLSTM_DEVICE void multiply_step(const Step& step, const GroupFormat& groups, int at) {
-    GroupSums part;
+    typename Sums::GroupSums part;
     if constexpr (Weights::kGroups)
 #pragma unroll
       for (int c = 0; c < kChains; ++c)
@@ -104,42 +100,22 @@ struct GemmMma {
         for (int s = 0; s < kStrips; ++s) part[c][s].zero();
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      ChainVec16s chain;
-      dequantise_unit(step, u, chain);
+      typename Sums::ChainVec16s chain;
+      Sums::dequantise_unit(step, u, chain);
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
         Vec16 stream[kStreamVec16s<E>] = {};
         read_x(at, u, s, stream);
-        multiply_unit(chain, stream, s, part);
+        sums.multiply_unit(chain, stream, s, part);
       }
-      if constexpr (kFamily == Family::rdna && !Weights::kGroups) materialise_sums();
+      if constexpr (kFamily == Family::rdna && !Weights::kGroups) sums.materialise();
     }
     if constexpr (Shape::kLaneSharded)
       scale_lane_column(step, groups, part, inputs.step_sums(at));
     else if constexpr (Weights::kGroups)
-      scale_columns_of_groups(step, groups, part, inputs.step_sums(at));
-  }
-  // The compiler would delay a unit's products until after the next step's branches, and RDNA has no registers for the
-  // operands of all units.
-  XLSTM_DEVICE void materialise_sums() {
-#pragma unroll
-    for (int c = 0; c < kChains; ++c)
-#pragma unroll
-      for (int s = 0; s < kStrips; ++s) sum[c][s].materialise();
-  }
-  // The chain operands of a unit of features: this lane's weights as bfloat16.
-  XLSTM_DEVICE static void dequantise_unit(const Step& step, int u, ChainVec16s& chain) {
-    constexpr int kLoadVec8s = load_vec8s(Weights::kBits);
-#pragma unroll
-    for (int c = 0; c < kChains; ++c)
-#pragma unroll
-      for (int j = 0; j < kChainVec16s<E>; ++j) {
-        const int row = kLaneRows == 1 ? 0 : j, vec8 = u * unit_vec8s(kFamily) + (kLaneRows == 1 ? j : 0);
-        Vec16 parts[Weights::kParts];
-        Weights::to_bfloat16(step.load[c][row][vec8 / kLoadVec8s], vec8 % kLoadVec8s, parts);
-#pragma unroll
-        for (int h = 0; h < Weights::kParts; ++h) chain[c][h][j] = parts[h];
-      }
+      sums.scale_columns_of_groups(step, groups, part, [x_sums = inputs.step_sums(at)](int s, int, int row) {
+        return x_sums[kSingle ? 0 : s * kSplit + row];
+      });
   }
   // The stream operand of a unit: strip s of x.
   XLSTM_DEVICE void read_x(int at, int u, int s, Vec16 (&stream)[kStreamVec16s<E>]) const {
@@ -149,25 +125,8 @@ struct GemmMma {
       stream[j] = read_vec16(inputs.slot_of_step(at, u, s, from.row, from.feature / kVec8));
     }
   }
-  XLSTM_DEVICE void multiply_unit(const ChainVec16s& chain, const Vec16 (&stream)[kStreamVec16s<E>], int s,
-                                  GroupSums& part) {
-#pragma unroll
-    for (int k = 0; k < kUnitSteps<E>; ++k) {
-      const StreamOperand<E> b = stream_of<E>(stream, k);
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-#pragma unroll
-        for (int h = 0; h < Weights::kParts; ++h) {
-          const ChainOperand<E> a = chain_of_vec16s<E>(chain[c][h], k);
-          if constexpr (Weights::kGroups)
-            multiply<Shape::kHalf>(part[c][s], b, a);
-          else
-            multiply<Shape::kHalf>(sum[c][s], b, a);
-        }
-    }
-  }
   // At batch 1 on NVIDIA: this lane scales the sums of its one column, and adds them to its first two registers.
-  XLSTM_DEVICE void scale_lane_column(const Step& step, const GroupFormat& groups, const GroupSums& part,
+  XLSTM_DEVICE void scale_lane_column(const Step& step, const GroupFormat& groups, const typename Sums::GroupSums& part,
                                       const float* x_sums) {
     float upper = part[0][0].value[0], lower = part[0][0].value[1];
 #pragma unroll
@@ -183,46 +142,11 @@ struct GemmMma {
     const float scale = number(step.scale[0][0]);
     const float above = groups.offsets ? Weights::kZero : Weights::kZero - Weights::kMiddle;
     const float offset = __builtin_fmaf(above, scale, groups.offsets ? number(step.offset[0][0]) : 0.0f);
-    float(&lane_sums)[Strip<E>::kRegisters] = sum[0][0].value;
+    float(&lane_sums)[Strip<E>::kRegisters] = sums.sum[0][0].value;
     lane_sums[0] = __builtin_fmaf(scale, upper, lane_sums[0]);
     lane_sums[1] = __builtin_fmaf(scale, lower, lane_sums[1]);
     lane_sums[0] = __builtin_fmaf(offset, x_sums[0], lane_sums[0]);
   }
-  XLSTM_DEVICE void scale_columns_of_groups(const Step& step, const GroupFormat& groups, const GroupSums& part,
-                                            const float* x_sums) {
-    with_dtype(groups.dtype, [&](auto element) {
-      if (groups.offsets)
-        add_parts<true>(element, step, part, x_sums);
-      else
-        add_parts<false>(element, step, part, x_sums);
-    });
-  }
-
-  template <bool kOffsets, class T>
-  XLSTM_DEVICE void add_parts(T element, const Step& step, const GroupSums& part, const float* x_sums) {
-#pragma unroll
-    for (int c = 0; c < kChains; ++c)
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        const float scale = low_float(element, step.scale[c][j]);
-        const float offset = kOffsets ? __builtin_fmaf(Weights::kZero, scale, low_float(element, step.offset[c][j]))
-                                      : (Weights::kZero - Weights::kMiddle) * scale;
-#pragma unroll
-        for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-          for (int r = 0; r < Shape::kRegisters; ++r) {
-            if (Columns::of(r) != j) continue;
-            float& to = sum[c][s].value[r];
-            to = __builtin_fmaf(scale, part[c][s].value[r], to);
-            const int row = Strip<E>::position(r).row;
-            const bool upper =
-                kSingle ? single_part(kFamily, row) == 0 : row < kSplit;  // the offset is added to the upper parts only
-            if ((kOffsets || Weights::kZero != Weights::kMiddle) && upper)
-              to = __builtin_fmaf(offset, x_sums[kSingle ? 0 : s * kSplit + row], to);
-          }
-      }
-  }
-
   // Units are taken in turn, beginning with the first blocks; reverse: with the last, which may have fewer units of
   // another kind.
   struct UnitRange {
@@ -254,13 +178,6 @@ struct GemmMma {
     if (Shape::kPrefetchesStage && stages > 1 && (more || stage + 1 < stages))
       inputs.fetch_first(stage + 1 < stages ? stage + 1 : 0);
   }
-  XLSTM_DEVICE void clear_sums() {
-#pragma unroll
-    for (int c = 0; c < kChains; ++c)
-#pragma unroll
-      for (int s = 0; s < kStrips; ++s) sum[c][s].zero();
-  }
-
   XLSTM_DEVICE void run_from_registers(const UnitRange& range) {
     const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
     Rows rows = Rows::at(p, range.begin);
@@ -274,7 +191,7 @@ struct GemmMma {
       const bool first = unit == range.begin, more = unit + range.stride < range.end;
       const Rows next = Rows::at(p, more ? unit + range.stride : unit);
       unit_rows = rows.unit;
-      clear_sums();
+      sums.clear();
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
         load_stage(stage, stages, first, more, [] {});
@@ -294,14 +211,14 @@ struct GemmMma {
         }
       }
       if (first) inputs.compute_rms_factors();
-      epilogue();
+      sums.epilogue(p, epilogue_rows());
       rows = next;
     }
   }
 
   XLSTM_DEVICE void run_from_ring(const UnitRange& range) {
     const int tiles = tiles_of(kFamily, p.columns), stages = (tiles + p.stage_tiles - 1) / p.stage_tiles;
-    char* const ring_smem = reinterpret_cast<char*>(sums) + sum_buffer_bytes(kFamily, kBatch, kRows);
+    char* const ring_smem = reinterpret_cast<char*>(sums.buffers) + sum_buffer_bytes(kFamily, kBatch, kRows);
     inputs.fetch_weights(0, 0);  // before the ring's loads, since memory serves loads in their order
     WeightRing<Weights, Shape, kDepth> ring(p, ring_smem, range.begin, range.end, range.stride);
     pdl_wait();
@@ -310,7 +227,7 @@ struct GemmMma {
       const bool first = unit == range.begin, more = unit + range.stride < range.end;
       unit_rows = rows_of_unit<kRows>(p, kQuantised, unit);
       ring.begin_unit(unit_rows.linear, unit + range.stride);
-      clear_sums();
+      sums.clear();
       for (int stage = 0; stage < stages; ++stage) {
         const int from = stage * p.stage_tiles, to = from + p.stage_tiles < tiles ? from + p.stage_tiles : tiles;
         load_stage(stage, stages, first, more, [&] { ring.first_arrived(); });
@@ -323,87 +240,7 @@ struct GemmMma {
       }
       ring.end_unit();
       if (first) inputs.compute_rms_factors();
-      epilogue();
-    }
-  }
-
-  // ---- epilogue: adds up the sums of the waves, in their order, and stores y
-
-  static constexpr int kOutputs = (kRows * kBatch + kEngineThreads - 1) / kEngineThreads;  // of a thread
-  // An output of a thread: the row within the unit, and the row of the batch.
-  struct Coord {
-    int slot, b;
-  };
-  XLSTM_DEVICE static Coord output_coord(int n, bool is_swiglu) {
-    const int at = int(threadIdx.x) + n * kEngineThreads;
-    return {is_swiglu ? at % (kRows / 2) : at % kRows, is_swiglu ? at / (kRows / 2) : at / kRows};
-  }
-
-  XLSTM_DEVICE void epilogue() {
-    constexpr int kWavesAtOnce = Shape::kWavesAtOnce;
-    const GemmParams& p = *reload_params(&this->p);
-    const bool is_swiglu = p.output == Output::swiglu;
-    float total[2][kOutputs][2] = {};  // of the linear, and of SwiGLU's up linear; upper and lower parts
-#pragma unroll 1
-    for (int wave = 0; wave < kSplitKWaves; wave += kWavesAtOnce) {
-      float* const buffer = sums + sum_buffer * (kWavesAtOnce * kSumRows * kRows);
-      sum_buffer ^= 1;
-      if (k_wave() >= wave && k_wave() < wave + kWavesAtOnce)
-        store_wave_sums(buffer + (k_wave() - wave) * (kSumRows * kRows));
-      __syncthreads();
-      add_wave_sums(buffer, is_swiglu, total);
-    }
-    store_outputs(p, is_swiglu, total);
-  }
-  XLSTM_DEVICE void store_wave_sums(float* wave_sums) const {
-    if constexpr (Shape::kLaneSharded) {
-      const int row = Shape::row_of_column(Shape::shard_column());
-      if (lane_in_row(kFamily, lane_id()) < Shape::kShardColumns)
-        wave_sums[row] = sum[0][0].value[0], wave_sums[kRows + row] = sum[0][0].value[1];
-    }
-#pragma unroll
-    for (int c = 0; c < (Shape::kLaneSharded ? 0 : kChains); ++c)
-#pragma unroll
-      for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-        for (int r = 0; r < Shape::kRegisters; ++r) {
-          const StripPosition at = Strip<E>::position(r);
-          const int part = single_part(kFamily, at.row), row = kSingle ? part : s * 2 * kSplit + at.row;
-          if (!kSingle || at.row == single_row(kFamily, part))
-            wave_sums[row * kRows + c * kStripColumns + at.column] = sum[c][s].value[r];
-        }
-  }
-  XLSTM_DEVICE void add_wave_sums(const float* buffer, bool is_swiglu, float (&total)[2][kOutputs][2]) const {
-#pragma unroll
-    for (int n = 0; n < kOutputs; ++n) {
-      const auto [slot, b] = output_coord(n, is_swiglu);
-      if (b >= inputs.count) continue;
-      const int row = kSingle ? 0 : b / kSplit * (2 * kSplit) + b % kSplit;
-#pragma unroll
-      for (int w = 0; w < Shape::kWavesAtOnce; ++w)
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-          const float* const from = buffer + ((w * kSumRows) + row + part * (kSingle ? 1 : kSplit)) * kRows + slot;
-          total[0][n][part] += from[0];
-          if (is_swiglu) total[1][n][part] += from[kRows / 2];
-        }
-    }
-  }
-  XLSTM_DEVICE void store_outputs(const GemmParams& p, bool is_swiglu, const float (&total)[2][kOutputs][2]) const {
-#pragma unroll
-    for (int n = 0; n < kOutputs; ++n) {
-      const Coord at = output_coord(n, is_swiglu);
-      const int b = at.b, row = unit_rows.first + at.slot;
-      if (b >= inputs.count || row >= p.linear[unit_rows.linear].rows) continue;
-      const float factor = inputs.normed() ? inputs.rms_factors()[b] : 1.0f;
-      const auto linear_output = [&](int linear, const float(&parts)[2]) {
-        const DeviceLinear& w = p.linear[linear];
-        const float y = (parts[0] + parts[1]) * factor;
-        return w.bias.data ? y + value_of(w.bias, row) : y;
-      };
-      const float y = linear_output(unit_rows.linear, total[0][n]);
-      store_output(p, p.output, unit_rows.linear, row, inputs.first + b,
-                   is_swiglu ? swiglu(y, linear_output(1, total[1][n])) : y);
+      sums.epilogue(p, epilogue_rows());
     }
   }
 };

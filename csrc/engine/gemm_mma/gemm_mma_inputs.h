@@ -18,6 +18,7 @@ template <class Weights, int kBatch, int kRows, bool kSharesRegisters = false>
 struct GemmMmaShape {
   using E = BFloat16;
   static constexpr bool kSingle = kBatch == 1;  // the single x lies in LDS as a whole
+  static constexpr int kBatchRows = kBatch, kThreads = kGemmMmaThreads;
   static constexpr int kChains = kRows / kStripColumns, kStrips = batch_strips(kFamily, kBatch);
   static constexpr int kSplit = split_rows(kFamily), kStripRows = 2 * kSplit * kStrips;
   // What a lane reads of a strip's rows, and the registers of their sums.
@@ -56,9 +57,14 @@ struct GemmMmaShape {
   static constexpr int kStageChunks =
       kSingle ? kMaxSingleFeatures / kChunkFeatures : kMaxStageBytes / (kBatch * 4 * kChunkFeatures);
   // Rows of sums in LDS, and the waves whose sums lie there at once.
-  static constexpr int kSumRows = kSingle ? 2 : kStripRows;
+  static constexpr int kSumRows = kSingle ? 2 : kStripRows, kSumBuffers = 2;
   static constexpr int kWavesAtOnce = waves_at_once(kFamily, kBatch, kRows);
 
+  // The wave's place among those that split the features; the first of its rows of sums in LDS.
+  XLSTM_DEVICE static int k_wave() { return wave_id(); }
+  static constexpr int first_sum_row() { return 0; }
+  // The row of x's parts that a strip's row is.
+  static constexpr int part_row(int row) { return row; }
   XLSTM_DEVICE static int shard_column() { return lane_in_row(kFamily, lane_id()) % kShardColumns; }
   // The row, within a unit, of column n of a lane's kShardColumns.
   XLSTM_DEVICE static int row_of_column(int n) {

@@ -14,12 +14,45 @@ int64_t units_of(const GemmShape& p, int rows) {
   return units;
 }
 
+int64_t packed_rows(int64_t batch, int plan_batch) { return ceil_div(batch, plan_batch) * plan_batch; }
+
+PackedBytes packed_bytes(const GemmShape& p, const GemmMmaPlan& plan, const Chip& chip) {
+  const int64_t rows = packed_rows(p.batch, plan.batch), steps = packed_steps(chip.family, int(p.columns));
+  return {steps * packed_step_bytes(int(rows)), p.bits < 16 ? steps * packed_sum_floats(int(rows)) * 4 : 0, rows * 4};
+}
+
+namespace {
+
+GemmMmaPlan plan_packed(const GemmShape& p, const Chip& chip) {
+  GemmMmaPlan plan{};
+  plan.packed = true;
+  for (const int batch : kPackedBatch)
+    if (plan.batch < p.batch) plan.batch = batch;
+  const int64_t passes = ceil_div(p.batch, plan.batch);
+  // A compute unit has so many bytes on their way, of weights and of x alike: the fewest for the busiest unit.
+  int64_t fewest = 0;
+  for (const int rows : kPackedRows) {
+    if ((p.swiglu && rows / 2 % kStripColumns) || !has_packed_rows(plan.batch, rows, p.bits < 16)) continue;
+    const int64_t rounds = ceil_div(units_of(p, rows) * passes, chip.compute_units);
+    const int64_t bytes = rounds * (rows * p.bits / 8 + plan.batch * 4);  // of a feature
+    if (!plan.rows || bytes <= fewest) plan.rows = rows, fewest = bytes;
+  }
+  plan.lds_bytes = packed_lds_bytes(chip.family, plan.batch, plan.rows);
+  plan.blocks = ceil_div(units_of(p, plan.rows), 8) * 8 * passes;
+  return plan;
+}
+
+}  // namespace
+
 // A unit has as many rows as possible, since its rows share the cost of x, while at least seven in eight of the slots
 // for blocks still get a unit.
 GemmMmaPlan plan_gemm_mma(const GemmShape& p, const Chip& chip) {
   const Family f = chip.family;
   const bool groups = p.bits < 16;
   const int columns = int(p.columns);
+  const bool single_fits =
+      columns <= kMaxSingleFeatures && gemm_mma_stage_tiles(f, p.bits, 1, 32, columns, chip.lds_bytes) > 0;
+  if (has_packed(f) && (p.batch > 1 || !single_fits)) return plan_packed(p, chip);
   GemmMmaPlan plan{};
   for (const int batch : kGemmMmaBatch) {
     constexpr int kRows = 32;  // the maximum for kernels whose weights are in a ring

@@ -20,6 +20,7 @@ struct GemmShape {
 };
 
 struct GemmMmaPlan {
+  bool packed;      // x is packed first, for gemm_packed_kernel
   int batch, rows;  // of the batch, and of weights in a unit of work
   int stage_tiles;  // tiles of x that LDS holds at once
   int lds_bytes;
@@ -30,5 +31,12 @@ struct GemmMmaPlan {
 
 int64_t units_of(const GemmShape&, int rows);
 GemmMmaPlan plan_gemm_mma(const GemmShape&, const Chip&);
+
+// Packed x: how many rows there are, zeros beyond the batch included; and bytes for all formats of a product.
+int64_t packed_rows(int64_t batch, int plan_batch);
+struct PackedBytes {
+  int64_t x, step_sums, rms_factors;
+};
+PackedBytes packed_bytes(const GemmShape&, const GemmMmaPlan&, const Chip&);
 
 }  // namespace xlstm::gpu::engine

@@ -30,14 +30,15 @@ constexpr int batch_strips(Family f, int batch) { return batch == 1 ? 1 : batch 
 // converted: the weights are not bfloat16 in memory. The parts of float16, and the sums of a group of quantised
 // weights, leave registers for 16 rows of the batch; RDNA3's operands, which both halves of a wave hold, for 8. RDNA4's
 // LDS holds a tile of x for 16 rows, since its eight waves take eight steps of features at a time. A large batch needs
-// many rows of weights in a unit, which share the cost of x; the LDS of CDNA does not hold the sums of most of those,
-// and that of RDNA of none.
+// many rows of weights in a unit, which share the cost of x; RDNA's LDS does not hold their sums. CDNA packs more than
+// one row.
 constexpr bool has_gemm_mma(Family f, int batch, bool converted) {
+  if (f == Family::cdna) return batch == 1;  // more rows are packed
   const int max_batch = f == Family::rdna ? 8 : f == Family::rdna4 || converted ? 16 : 32;
   return batch == 1 || (batch >= split_rows(f) && batch <= max_batch);
 }
 constexpr bool has_gemm_mma_rows(Family f, int batch, int rows, bool groups) {
-  if (rows == 64) return !groups && (f == Family::nvidia ? batch >= 16 : f == Family::cdna && batch == 16);
+  if (rows == 64) return !groups && f == Family::nvidia && batch >= 16;
   return rows == 32 || batch <= 8;
 }
 
@@ -172,6 +173,54 @@ constexpr int gemm_mma_lds_bytes(Family f, int bits, int batch, int rows, int co
 
 // The blocks that a CU holds at once.
 constexpr int gemm_mma_blocks_per_cu(Family f, int batch) { return batch == 1 && !is_rdna(f) ? 2 : 1; }
+
+// ---- packed x: gemm_packed_kernel, for more than one row of x on CDNA
+//
+// LDS does not hold all of x there, and every unit of weights would split x anew. pack_kernel does so once for a
+// product, and lays x out in memory as waves read it, by rows of a wave, step, unit of features, strip, vec16 and lane.
+// A wave has up to 32 rows of the batch; two waves of a block have the same weights and features for 64. Eight rows, as
+// upper and lower parts, are the 16 rows of one matrix instruction, half a strip.
+constexpr bool has_packed(Family f) { return f == Family::cdna; }
+constexpr int kPackedBatch[] = {8, 16, 32, 64};
+constexpr int kPackedRows[] = {16, 32, 48, 96};
+// The sums of a group of quantised weights take as many registers as all sums.
+constexpr bool has_packed_rows(int batch, int rows, bool groups) {
+  return !groups || rows <= (batch == 8 ? 96 : batch == 16 ? 48 : 32);
+}
+constexpr int packed_wave_rows(int batch) { return batch < 32 ? batch : 32; }
+constexpr int packed_threads(int batch) { return kGemmMmaThreads * (batch / packed_wave_rows(batch)); }
+constexpr int packed_steps(Family f, int columns) { return tiles_of(f, columns) * split_k_waves(f); }
+constexpr int packed_strips(int wave_rows) { return wave_rows < 16 ? 1 : wave_rows / 16; }
+// The bytes of a step of x of so many rows, and the floats of its sums: zeros stand for the lower parts.
+constexpr int packed_step_bytes(int rows) { return rows * 2 * kStepFeatures * 2; }
+constexpr int packed_sum_floats(int rows) { return rows * 2; }
+struct PackedSlot {
+  int vec16, lane;
+};
+// Where a vec16 of a strip's row is, the inverse of stream_vec16(); half a strip has the rows of one vec16 alone.
+constexpr PackedSlot packed_slot(bool half, int row, int vec16) {
+  if (half) return {0, vec16 * 16 + row};
+  return {row / 4 % 2, vec16 * 16 + row / 8 * 4 + row % 4};
+}
+// The epilogue's LDS: sums of so many waves with different features at once, in two buffers where they are small.
+constexpr int packed_sum_bytes(int batch, int rows) { return rows * 2 * batch * 4; }
+constexpr int packed_waves_at_once(Family f, int batch, int rows) {
+  int waves = split_k_waves(f);
+  while (waves > 1 && waves * packed_sum_bytes(batch, rows) > 16 << 10) waves /= 2;
+  return waves;
+}
+constexpr int packed_buffers(int batch, int rows) { return packed_sum_bytes(batch, rows) > 16 << 10 ? 1 : 2; }
+constexpr int packed_lds_bytes(Family f, int batch, int rows) {
+  return packed_buffers(batch, rows) * packed_waves_at_once(f, batch, rows) * packed_sum_bytes(batch, rows);
+}
+// Steps of weights and x that are in flight for a wave: as many as registers hold beside the sums.
+constexpr int packed_depth(int bits, int batch, int rows) {
+  const int chains = rows / kStripColumns, wave_rows = packed_wave_rows(batch);
+  const int sums = chains * wave_rows / 2 * (bits < 16 ? 2 : 1);
+  const int step = chains * bits / 2 + wave_rows + (bits < 16 ? wave_rows / 2 + 2 * chains : 0);
+  const int left = 208 - sums;
+  return left >= 4 * step ? 4 : left >= 2 * step ? 2 : 1;
+}
 
 struct Vec8Coord {
   int unit, vec16;  // within a step

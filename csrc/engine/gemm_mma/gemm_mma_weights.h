@@ -74,7 +74,7 @@ struct LaneRows {
       for (int j = 0; j < kLaneRows; ++j) {
         const RowCoord row = row_of_slot(p, rows.unit, slot + row_of_lane(kFamily, lane, j));
         const DeviceLinear& w = p.linear[row.linear];
-        const int first_load = wave_id() * Shape::kStepBytes + load_offset(kFamily, Weights::kBits, lane, 0);
+        const int first_load = Shape::k_wave() * Shape::kStepBytes + load_offset(kFamily, Weights::kBits, lane, 0);
         rows.from[c][j] = opaque(uint32_t(row.row) * uint32_t(w.row_bytes) + uint32_t(first_load));
       }
       if constexpr (kGroups)
@@ -108,7 +108,7 @@ struct LaneRows {
           constexpr int kNext = load_offset(kFamily, Weights::kBits, 0, 1);
           uint32_t at = from[c][j] + uint32_t(tile * kTileBytes + l * kNext);
           if (!all) {  // x is zero past the columns: the row's first weights are read instead
-            const int first = wave_id() * Shape::kStepBytes + load_offset(kFamily, Weights::kBits, lane_id(), 0);
+            const int first = Shape::k_wave() * Shape::kStepBytes + load_offset(kFamily, Weights::kBits, lane_id(), 0);
             const bool inside = first + tile * kTileBytes + l * kNext < int(w.row_bytes);
             at = inside ? at : from[c][j] - uint32_t(first);
           }
@@ -119,6 +119,23 @@ struct LaneRows {
 };
 
 // ---- steps: what a lane loads of its rows at a time
+
+template <class Bits>
+XLSTM_DEVICE Bits load_bits(const char* base, uint32_t at) {
+#if defined(__CUDACC__)
+  return *reinterpret_cast<const Bits*>(base + at);
+#else
+  return *(const __attribute__((address_space(1))) Bits*)(base + at);
+#endif
+}
+// 16 or 8 bytes of weights, at a uniform base and an offset of each lane.
+template <class Load>
+XLSTM_DEVICE Load load_weights(const char* base, uint32_t at) {
+  if constexpr (sizeof(Load) == 16)
+    return load_vec16(base, at);
+  else
+    return __builtin_bit_cast(Load, load_bits<uint64_t>(base, at));
+}
 
 // The format of the scales and offsets of a linear's groups.
 struct GroupFormat {
@@ -138,33 +155,29 @@ struct WeightStep {
 
   // The group of this wave's features of a tile.
   XLSTM_DEVICE static int group_of(const DeviceLinear& w, int tile) {
-    const int group = (tile * Shape::kSplitKWaves + wave_id()) >> (w.group_size > kStepFeatures ? 1 : 0);
+    const int group = (tile * Shape::kSplitKWaves + Shape::k_wave()) >> (w.group_size > kStepFeatures ? 1 : 0);
     return group < w.groups ? group : 0;
   }
   XLSTM_DEVICE void fetch(const GemmParams& p, const LaneRows<Weights, Shape>& rows, int tile) {
     rows.for_each_load(p, tile, [&](int c, int j, int l, const char* base, uint32_t at) {
-      if constexpr (sizeof(load[c][j][l]) == 16)
-        load[c][j][l] = load_vec16(base, at);
-      else
-        load[c][j][l] =
-            __builtin_bit_cast(typename Weights::Load, *reinterpret_cast<const uint64_t*>(global(base) + at));
+      load[c][j][l] = load_weights<typename Weights::Load>(base, at);
     });
     if constexpr (Weights::kGroups) {
-      const DeviceLinear& w = p.linear[rows.unit.linear];
-      const int group = group_of(w, tile);
-      with_dtype(w.dtype, [&](auto element) {
-        using T = decltype(element);
+      const int group = group_of(p.linear[rows.unit.linear], tile);
 #pragma unroll
-        for (int c = 0; c < kChains; ++c)
+      for (int c = 0; c < kChains; ++c) {
+        // Either dtype of scales has two bytes. Without offsets, scales are loaded instead: a branch would join here
+        // with loads in flight.
+        const DeviceLinear& w = rows.linear_of(p, c);
+        const char* const scales = static_cast<const char*>(w.scales);
+        const char* const offsets = w.offsets ? static_cast<const char*>(w.offsets) : scales;
 #pragma unroll
-          for (int j = 0; j < kColumns; ++j) {
-            const DeviceLinear& chain_linear = rows.linear_of(p, c);
-            const uint32_t at = rows.groups_at[c][j] + uint32_t(group);
-            scale[c][j] = element_bits(global(static_cast<const T*>(chain_linear.scales))[at]);
-            if (chain_linear.offsets)
-              offset[c][j] = element_bits(global(static_cast<const T*>(chain_linear.offsets))[at]);
-          }
-      });
+        for (int j = 0; j < kColumns; ++j) {
+          const uint32_t at = (rows.groups_at[c][j] + uint32_t(group)) * 2;
+          scale[c][j] = load_bits<uint16_t>(scales, at);
+          offset[c][j] = load_bits<uint16_t>(offsets, at);
+        }
+      }
     }
   }
 };

@@ -39,6 +39,13 @@ struct DeviceLinear {
 enum class Input { plain, rms };  // rms: the RMS norm of x, without a bias
 enum class Output { store, add, swiglu };
 
+// The x's of a product, split and laid out for matrix units by pack_kernel (engine/gemm_mma/pack_inputs.h).
+struct PackedX {
+  char* x[2];        // in the order of features of the weights' format, and of bfloat16 gates beside quantised weights
+  float* step_sums;  // of quantised weights' x
+  float* rms_factors;  // of an RMS norm
+};
+
 struct GemmParams {
   int batch, columns, linear_count;
   int stage_tiles, blocks;  // for gemm_mma/: see GemmMmaPlan
@@ -52,6 +59,7 @@ struct GemmParams {
   const uint8_t* keep;
   float* to[kMaxLinears];  // outputs of each linear: (batch, rows)
   DeviceLinear linear[kMaxLinears];
+  PackedX packed;  // for kernels that take x so
 };
 
 // The bits of an empty mailbox (engine/megakernel/mailbox.h): a NaN that no kernel publishes.

@@ -16,7 +16,15 @@ PARTS: dict[str, str | frozenset[str]] = {
     "test_mlstm.py": "mlstm",
     "test_layer_kernels.py": "layer",
     "test_engine_step.py": frozenset(
-        ("gemv_kernel", "gemm_mma_kernel", "heads_step", "embed_kernel", "copy_output_kernel")
+        (
+            "gemv_kernel",
+            "gemm_mma_kernel",
+            "gemm_packed_kernel",
+            "pack_kernel",
+            "heads_step",
+            "embed_kernel",
+            "copy_output_kernel",
+        )
     ),
     "test_sampling_kernels.py": frozenset(("sample_kernel",)),
     "test_attention.py": frozenset(("forward_kernel", "probabilities_kernel", "combine_forward_kernel")),
