@@ -229,7 +229,7 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const C
     }
   }
   const GemmMmaPlan plan = plan_gemm_mma(shape, chip);
-  if (plan.packed) pack(params, bits, plan, chip, stream);
+  if (plan.packed) pack(params, bits_of(kernel), plan, chip, stream);
   if (kernel == Kernel::bfloat16) return launch_gemm_mma<Bfloat16Weights>(name, plan, params, stream);
   if (kernel == Kernel::float16) return launch_gemm_mma<Float16Weights>(name, plan, params, stream);
   if (kernel == Kernel::int8) return launch_gemm_mma<ByteWeights>(name, plan, params, stream);
