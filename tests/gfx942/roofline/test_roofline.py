@@ -30,10 +30,10 @@ def test_half_of_the_matrix_peak_or_a_reason(rows: list) -> None:
 
 # The share of LDS cycles that banks may take, a little above what they do; tests/cpp/test_lds_conflicts.cpp says that
 # operands, outputs and what is turned do not meet. What does: numbers of columns, which walks of 512 rows read two at a
-# time (2.4 %), and accumulators of scores, whose rows of a chunk and one float suit those that read them (2.2 %).
+# time (3.2 %), and accumulators of scores, whose rows of a chunk and one float suit those that read them (2.2 %).
 MOST_LOST_TO_BANKS = {
     **{f"chunk_walk_cdna<bf16, 256, 32, {output}>": 0.0 for output in ("h", "dv", "c", "dc")},
-    **{f"chunk_walk_cdna<bf16, 512, 32, {output}>": 0.024 for output in ("dq", "dk")},
+    **{f"chunk_walk_cdna<bf16, 512, 32, {output}>": 0.033 for output in ("dq", "dk")},
     **{f"chunk_walk_cdna<bf16, 512, 32, {output}>": 0.0 for output in ("c", "dc")},
     "chunk_scores<bf16, 32, false>": 0.024,
     "chunk_scores<bf16, 32, true>": 0.024,
