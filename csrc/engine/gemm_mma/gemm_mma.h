@@ -17,7 +17,7 @@
 // unit (engine/gemm_mma/gemm_mma_weights.h), so that they keep coming while waves add up their sums. The first
 // weights are loaded before the kernel waits for the kernel before it, and before x. If LDS does not hold all of x, it
 // is loaded in stages, anew for each unit. Further passes over the batch are blocks of their own, which find the
-// weights in L2.
+// weights in L2. On CDNA this kernel takes one row of x alone; more rows are gemm_packed.h's.
 //
 // The order of a sum over features is the same for every kBatch and kRows: a row of the batch has the same result
 // whatever the batch.
@@ -161,6 +161,8 @@ struct GemmMma {
     if (range.begin >= range.end) return;
     if constexpr (Shape::kRing)
       run_from_ring(range);
+    else if constexpr (kFamily == Family::cdna)
+      run_single(range);
     else
       run_from_registers(range);
   }
@@ -214,6 +216,60 @@ struct GemmMma {
       sums.epilogue(p, epilogue_rows());
       rows = next;
     }
+  }
+
+  // One x, all of it in LDS. The loop has no branches: the compiler waits for all loads where paths join. A lane's slot
+  // d of the pipeline is refilled with the unit's step d + kDepth, or with step d of the next unit.
+  XLSTM_DEVICE void run_single(const UnitRange& range) {
+    const int full = full_steps<Shape>(p.columns), tiles = tiles_of(kFamily, p.columns);
+    Rows rows = Rows::at(p, range.begin);
+    UnitLinears linears = UnitLinears::of(p, rows.unit);
+    Step steps[kDepth];
+    const auto clamped = [&](int step) { return step < full ? step : full - 1; };
+    if (full > 0)
+#pragma unroll
+      for (int d = 0; d < kDepth; ++d) steps[d].fetch_inside(linears, rows, clamped(d));
+    inputs.fetch_first(0);
+    load_stage(0, 1, true, false, [] {});
+    for (int unit = range.begin; unit < range.end; unit += range.stride) {
+      const bool more = unit + range.stride < range.end;
+      Rows next = Rows::at(p, more ? unit + range.stride : unit);
+      if (!more) next.stay();
+      const UnitLinears next_linears = UnitLinears::of(p, next.unit);
+      unit_rows = rows.unit;
+      sums.clear();
+      const GroupFormat groups = GroupFormat::of(p.linear[unit_rows.linear]);
+      if (full > 0) multiply_full(steps, full, groups, rows, linears, next, next_linears);
+      if (full < tiles) {
+        Step step;
+        step.fetch(p, rows, full);
+        multiply_step(step, groups, k_wave() + full * kSplitKWaves);
+      }
+      if (unit == range.begin) inputs.compute_rms_factors();
+      sums.epilogue(p, epilogue_rows());
+      rows = next, linears = next_linears;
+    }
+  }
+  XLSTM_DEVICE void multiply_full(Step (&steps)[kDepth], int full, const GroupFormat& groups, const Rows& rows,
+                                  const UnitLinears& linears, const Rows& next, const UnitLinears& next_linears) {
+    const auto multiply_and_fetch = [&](int d, int step) {
+      multiply_step(steps[d], groups, k_wave() + step * kSplitKWaves);
+      sched_barrier();  // the compiler would move loads to their use
+      const bool inside = step + kDepth < full;
+      steps[d].fetch_inside(UnitLinears::either(inside, linears, next_linears), Rows::either(inside, rows, next),
+                            inside     ? step + kDepth
+                            : d < full ? d
+                                       : full - 1);
+      sched_barrier();
+    };
+    int step = 0;
+#pragma unroll 1
+    for (; step + kDepth <= full; step += kDepth)
+#pragma unroll
+      for (int d = 0; d < kDepth; ++d) multiply_and_fetch(d, step + d);
+#pragma unroll
+    for (int d = 0; d < kDepth - 1; ++d)
+      if (step + d < full) multiply_and_fetch(d, step + d);
   }
 
   XLSTM_DEVICE void run_from_ring(const UnitRange& range) {

@@ -87,6 +87,30 @@ struct LaneRows {
     return rows;
   }
 
+  // Instead of the next unit's rows, where there is none: all lanes load the same bytes.
+  XLSTM_DEVICE void stay() {
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) {
+#pragma unroll
+      for (int j = 0; j < kLaneRows; ++j) from[c][j] = 0;
+      if constexpr (kGroups)
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) groups_at[c][j] = 0;
+    }
+  }
+  XLSTM_DEVICE static LaneRows either(bool first, const LaneRows& a, const LaneRows& b) {
+    LaneRows rows = b;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) {
+#pragma unroll
+      for (int j = 0; j < kLaneRows; ++j) rows.from[c][j] = first ? a.from[c][j] : b.from[c][j];
+      if constexpr (kGroups)
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) rows.groups_at[c][j] = first ? a.groups_at[c][j] : b.groups_at[c][j];
+    }
+    return rows;
+  }
+
   // The linear that a chain's rows are of: uniform across the wave.
   XLSTM_DEVICE const DeviceLinear& linear_of(const GemmParams& p, int chain) const {
     const bool second = p.output == Output::swiglu && chain * kStripColumns >= kRows / 2;
@@ -117,6 +141,45 @@ struct LaneRows {
     }
   }
 };
+
+// Where a unit's rows lie: the same in all lanes. SwiGLU's second linear has the second half of the chains.
+struct UnitLinears {
+  const char *weights[2], *scales[2], *offsets[2];
+  int group_shift;
+
+  XLSTM_DEVICE static UnitLinears of(const GemmParams& p, const UnitRows& unit) {
+    UnitLinears all;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const DeviceLinear& w = p.linear[p.output == Output::swiglu ? h : unit.linear];
+      all.weights[h] = uniform(static_cast<const char*>(w.data));
+      all.scales[h] = uniform(static_cast<const char*>(w.scales));
+      all.offsets[h] = w.offsets ? uniform(static_cast<const char*>(w.offsets)) : all.scales[h];  // always loaded
+    }
+    const DeviceLinear& w = p.linear[unit.linear];
+    all.group_shift = uniform(w.group_size > kStepFeatures ? 1 : 0);
+    return all;
+  }
+
+  XLSTM_DEVICE static UnitLinears either(bool first, const UnitLinears& a, const UnitLinears& b) {
+    UnitLinears of;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      of.weights[h] = first ? a.weights[h] : b.weights[h];
+      of.scales[h] = first ? a.scales[h] : b.scales[h];
+      of.offsets[h] = first ? a.offsets[h] : b.offsets[h];
+    }
+    of.group_shift = first ? a.group_shift : b.group_shift;
+    return of;
+  }
+};
+
+// The steps of this wave that lie within the columns.
+template <class Shape>
+XLSTM_DEVICE int full_steps(int columns) {
+  const int steps = columns / kStepFeatures - Shape::k_wave();
+  return steps > 0 ? (steps + Shape::kSplitKWaves - 1) / Shape::kSplitKWaves : 0;
+}
 
 // ---- steps: what a lane loads of its rows at a time
 
@@ -176,6 +239,28 @@ struct WeightStep {
           const uint32_t at = (rows.groups_at[c][j] + uint32_t(group)) * 2;
           scale[c][j] = load_bits<uint16_t>(scales, at);
           offset[c][j] = load_bits<uint16_t>(offsets, at);
+        }
+      }
+    }
+  }
+  // A step that lies within the columns: without a branch, where paths with other loads in flight would join.
+  XLSTM_DEVICE void fetch_inside(const UnitLinears& linears, const LaneRows<Weights, Shape>& rows, int tile) {
+    const int64_t tile_bytes = int64_t(tile) * (Shape::kSplitKWaves * Shape::kStepBytes);
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) {
+      const int side = c >= kChains / 2;
+#pragma unroll
+      for (int j = 0; j < Shape::kLaneRows; ++j)
+#pragma unroll
+        for (int l = 0; l < Shape::kLoads; ++l)
+          load[c][j][l] = load_weights<typename Weights::Load>(
+              linears.weights[side] + tile_bytes + l * load_offset(kFamily, Weights::kBits, 0, 1), rows.from[c][j]);
+      if constexpr (Weights::kGroups) {
+        const uint32_t group = uint32_t(tile * Shape::kSplitKWaves + Shape::k_wave()) >> linears.group_shift;
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          scale[c][j] = load_bits<uint16_t>(linears.scales[side] + group * 2, rows.groups_at[c][j] * 2);
+          offset[c][j] = load_bits<uint16_t>(linears.offsets[side] + group * 2, rows.groups_at[c][j] * 2);
         }
       }
     }

@@ -70,53 +70,10 @@ struct GemmPacked {
       x_sums = uniform(reinterpret_cast<const char*>(p.packed.step_sums + step * packed_sum_floats(Shape::kWaveRows)));
   }
 
-  // Where a unit's rows lie: the same in all lanes. SwiGLU's second linear has the second half of the chains.
-  struct Linears {
-    const char *weights[2], *scales[2], *offsets[2];
-    int group_shift;
-
-    XLSTM_DEVICE static Linears of(const GemmParams& p, const UnitRows& unit) {
-      Linears all;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const DeviceLinear& w = p.linear[p.output == Output::swiglu ? h : unit.linear];
-        all.weights[h] = uniform(static_cast<const char*>(w.data));
-        all.scales[h] = uniform(static_cast<const char*>(w.scales));
-        all.offsets[h] = w.offsets ? uniform(static_cast<const char*>(w.offsets)) : all.scales[h];  // always loaded
-      }
-      const DeviceLinear& w = p.linear[unit.linear];
-      all.group_shift = uniform(w.group_size > kStepFeatures ? 1 : 0);
-      return all;
-    }
-  };
-
   // A step that lies within the columns.
-  XLSTM_DEVICE void fetch(Stage& stage, const Rows& rows, const Linears& linears, int tile) const {
-    const int step = tile * Shape::kSplitKWaves + Shape::k_wave();
-    const char* weights[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      weights[h] = linears.weights[h] + int64_t(tile) * (Shape::kSplitKWaves * Shape::kStepBytes);
-#pragma unroll
-    for (int c = 0; c < Shape::kChains; ++c)
-#pragma unroll
-      for (int j = 0; j < Shape::kLaneRows; ++j)
-#pragma unroll
-        for (int l = 0; l < Shape::kLoads; ++l)
-          stage.weights.load[c][j][l] = load_weights<typename Weights::Load>(
-              weights[c >= Shape::kChains / 2] + l * load_offset(kFamily, Weights::kBits, 0, 1), rows.from[c][j]);
-    if constexpr (Weights::kGroups) {
-      const uint32_t group = uint32_t(step >> linears.group_shift) * 2;
-#pragma unroll
-      for (int c = 0; c < Shape::kChains; ++c)
-#pragma unroll
-        for (int j = 0; j < Shape::kColumns; ++j) {
-          const int h = c >= Shape::kChains / 2;
-          stage.weights.scale[c][j] = load_bits<uint16_t>(linears.scales[h] + group, rows.groups_at[c][j] * 2);
-          stage.weights.offset[c][j] = load_bits<uint16_t>(linears.offsets[h] + group, rows.groups_at[c][j] * 2);
-        }
-    }
-    fetch_x(stage, step);
+  XLSTM_DEVICE void fetch(Stage& stage, const Rows& rows, const UnitLinears& linears, int tile) const {
+    stage.weights.fetch_inside(linears, rows, tile);
+    fetch_x(stage, tile * Shape::kSplitKWaves + Shape::k_wave());
   }
   XLSTM_DEVICE void fetch_x(Stage& stage, int step) const {
     const uint32_t lane = opaque_lane();
@@ -166,8 +123,7 @@ struct GemmPacked {
     const GroupFormat groups = GroupFormat::of(p.linear[rows.unit.linear]);
     sums.clear();
     // Steps of this wave that lie within the columns; then one that may not.
-    const int steps = p.columns / kStepFeatures - Shape::k_wave(), tiles = tiles_of(kFamily, p.columns);
-    const int full = steps > 0 ? (steps + Shape::kSplitKWaves - 1) / Shape::kSplitKWaves : 0;
+    const int full = full_steps<Shape>(p.columns), tiles = tiles_of(kFamily, p.columns);
     if (full > 0) multiply_full(rows, groups, full);
     if (full < tiles) {
       Stage stage;
@@ -182,7 +138,7 @@ struct GemmPacked {
   }
   XLSTM_DEVICE void multiply_full(const Rows& rows, const GroupFormat& groups, int full) {
     Stage stages[kDepth];
-    const Linears linears = Linears::of(p, rows.unit);
+    const UnitLinears linears = UnitLinears::of(p, rows.unit);
     const auto clamped = [&](int tile) { return tile < full ? tile : full - 1; };
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) fetch(stages[d], rows, linears, clamped(d));
