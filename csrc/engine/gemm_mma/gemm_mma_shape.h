@@ -218,8 +218,8 @@ constexpr int packed_depth(int bits, int batch, int rows) {
   const int chains = rows / kStripColumns, wave_rows = packed_wave_rows(batch);
   const int sums = chains * wave_rows / 2 * (bits < 16 ? 2 : 1);
   const int step = chains * bits / 2 + wave_rows + (bits < 16 ? wave_rows / 2 + 2 * chains : 0);
-  const int left = 208 - sums;
-  return left >= 4 * step ? 4 : left >= 2 * step ? 2 : 1;
+  const int left = 208 - sums, dequantised = bits < 16 ? 68 : 0;  // beside four steps
+  return left - dequantised >= 4 * step ? 4 : left >= 2 * step ? 2 : 1;
 }
 
 struct Vec8Coord {
