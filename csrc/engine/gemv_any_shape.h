@@ -47,36 +47,41 @@ struct Vec16Product {
 #pragma unroll
     for (int j = 0; j < 4; ++j) add(j, as_float(vec16.word[j]));
   }
-  // value: of a byte.
-  template <class Value>
-  XLSTM_DEVICE void bytes(const Vec16& vec16, Value&& value, float scale, float offset) const {
-    float q[kBatch] = {}, x_sum[kBatch] = {};
+  // Of quantised weights: q, the sums of their codes times x, and x_sum, of x.
+  XLSTM_DEVICE void bytes(const Vec16& vec16, float (&q)[kBatch], float (&x_sum)[kBatch]) const {
 #pragma unroll
-    for (int j = 0; j < 16; ++j) take(q, x_sum, j, value(uint8_t(vec16.word[j / 4] >> (8 * (j % 4)))));
-    scaled(q, x_sum, scale, offset);
+    for (int j = 0; j < 16; ++j) take(q, x_sum, j, float(int8_t(vec16.word[j / 4] >> (8 * (j % 4)))));
   }
-  XLSTM_DEVICE void nibbles(const Vec16& vec16, float scale, float offset) const {
-    float q[kBatch] = {}, x_sum[kBatch] = {};
+  // F: a float of 8 bits.
+  template <class F>
+  XLSTM_DEVICE void float8s(const Vec16& vec16, float (&q)[kBatch]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t even = float8_bytes<F, 0>(vec16.word[j]), odd = float8_bytes<F, 1>(vec16.word[j]);
+      const float w[] = {low_float(BFloat16{}, even), low_float(BFloat16{}, odd), high_float(BFloat16{}, even),
+                         high_float(BFloat16{}, odd)};
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) q[b] += w[n] * x[b * kStride + 4 * j + n];
+    }
+  }
+  XLSTM_DEVICE void nibbles(const Vec16& vec16, float (&q)[kBatch], float (&x_sum)[kBatch]) const {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       const uint32_t packed = vec16.word[j / 4] >> (8 * (j % 4));
       take(q, x_sum, j, float(packed & 15));
       take(q, x_sum, 16 + j, float(packed >> 4 & 15));
     }
-    scaled(q, x_sum, scale, offset);
   }
 
  private:
-  XLSTM_DEVICE void take(float* q, float* x_sum, int at, float w) const {
+  XLSTM_DEVICE void take(float (&q)[kBatch], float (&x_sum)[kBatch], int at, float w) const {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       q[b] += w * x[b * kStride + at];
       x_sum[b] += x[b * kStride + at];
     }
-  }
-  XLSTM_DEVICE void scaled(const float* q, const float* x_sum, float scale, float offset) const {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) sums[b] += scale * q[b] + offset * x_sum[b];
   }
 };
 
@@ -103,16 +108,18 @@ XLSTM_DEVICE void add_row(const DeviceLinear& w, int row, int begin, const float
     if (w.bits) {
       const int64_t group = int64_t(row) * w.groups + (begin + k) / w.group_size;
       const float scale = value_of({w.scales, w.dtype}, group);
+      const float offset = w.offsets ? value_of({w.offsets, w.dtype}, group) : w.bits == 4 ? -8 * scale : 0.0f;
+      float q[kBatch] = {}, x_sum[kBatch] = {};
       if (w.code == XLSTM_CODE_E4M3FN)
-        at.bytes(vec16, [](uint8_t x) { return to_float(Float8E4m3fn{x}); }, scale, 0.0f);
+        at.template float8s<Float8E4m3fn>(vec16, q);
       else if (w.code == XLSTM_CODE_E4M3FNUZ)
-        at.bytes(vec16, [](uint8_t x) { return to_float(Float8E4m3fnuz{x}); }, scale, 0.0f);
+        at.template float8s<Float8E4m3fnuz>(vec16, q);
       else if (w.bits == 8)
-        at.bytes(
-            vec16, [](uint8_t x) { return float(int8_t(x)); }, scale,
-            w.offsets ? value_of({w.offsets, w.dtype}, group) : 0.0f);
+        at.bytes(vec16, q, x_sum);
       else
-        at.nibbles(vec16, scale, w.offsets ? value_of({w.offsets, w.dtype}, group) : -8 * scale);
+        at.nibbles(vec16, q, x_sum);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) sums[b] += scale * q[b] + offset * x_sum[b];
     } else if (w.dtype == XLSTM_FLOAT32) {
       at.floats(vec16);
     } else if (w.dtype == XLSTM_BFLOAT16) {

@@ -24,6 +24,7 @@ WITHOUT_MATRICES = {
     "heads_step",
     "norm_backward_rows",
     "norm_forward_rows",
+    "pack_kernel",
     "normalisers",
     "pointwise",
     "recurrent_step",

@@ -5,7 +5,7 @@ that plans count on, and the products that it must make on the matrix unit."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from code_objects import Kernel
@@ -30,6 +30,7 @@ class Shape:
     blocks: int = 1  # of a multiprocessor, that plans and bounds on registers count on
     macs: int = 0  # of a wave on the matrix unit, in one pass through each loop that has any
     staged: int | None = None  # bytes of a lane that the loop has to write to LDS, operands and outputs, if counted
+    double_buffered: bool = False  # in LDS: the next chunk's operands are written while products are made
 
     @property
     def units(self) -> float:
@@ -88,7 +89,8 @@ def chunk_walk(kernel: Kernel, element: str, rows: str, chunk: str, output: str)
 
 
 def chunk_walk_cdna(kernel: Kernel, element: str, rows: str, chunk: str, output: str) -> Shape | None:
-    return walk_at(kernel, element, int(rows), int(chunk), output)
+    shape = walk_at(kernel, element, int(rows), int(chunk), output)
+    return shape and replace(shape, double_buffered=True)
 
 
 def chunk_walk_wide(kernel: Kernel, element: str, chunk: str, output: str) -> Shape | None:

@@ -52,6 +52,7 @@ class Row:
     lds_written: int  # bytes of a lane, by all instructions of such loops
     staged: int | None  # of them, what operands and outputs explain, where that is counted
     lds_writes_beside_products: int  # on CDNA: with no barrier between
+    double_buffered: bool  # they are the next chunk's
     # One pass of the loop that has most instructions around the matrix unit.
     matrix: int = 0  # instructions
     vector: float = 0  # instructions a unit of matrix work
@@ -135,6 +136,7 @@ def row_of(kernel: Kernel) -> Row | None:
         lds_written=sum(loop.all_ways.lds_written for loop in loops),
         staged=shape.staged,
         lds_writes_beside_products=sum(beside),
+        double_buffered=shape.double_buffered,
         **(max(facts, key=lambda loop: loop["vector"] + loop["moves"]) if facts else {}),  # type: ignore[arg-type]
     )
 

@@ -25,6 +25,10 @@ def crowded_out(table: list[Row]) -> list[Row]:
 
 
 def round_trips(table: list[Row]) -> list[Row]:
-    """More goes to LDS than operands and outputs, or some of it while products are made."""
+    """More goes to LDS than operands and outputs, or, beside the next chunk's, some of it while products are made."""
     counted = [row for row in table if row.staged is not None]
-    return [row for row in counted if row.lds_written > row.staged or row.lds_writes_beside_products]
+    return [
+        row
+        for row in counted
+        if row.lds_written > row.staged or (row.lds_writes_beside_products and not row.double_buffered)
+    ]

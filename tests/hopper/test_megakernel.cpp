@@ -81,8 +81,8 @@ class Model {
     return w;
   }
   xlstm_linear plain(int rows, int columns) {
-    return {rows,    columns, 0, 0, XLSTM_BFLOAT16, brains(size_t(rows) * size_t(columns), 1 / std::sqrt(columns)),
-            nullptr, nullptr, {}};
+    const void* const data = brains(size_t(rows) * size_t(columns), 1 / std::sqrt(columns));
+    return {rows, columns, 0, XLSTM_CODE_INTEGER, 0, XLSTM_BFLOAT16, data, nullptr, nullptr, {}};
   }
   xlstm_linear linear(int rows, int columns) {
     if (c.bits == 16) return plain(rows, columns);
@@ -95,7 +95,7 @@ class Model {
     const size_t bytes = all * size_t(c.group) * size_t(c.bits) / 8;
     uint8_t* const data = allocate<uint8_t>(bytes);
     for (size_t n = 0; n < bytes; ++n) data[n] = uint8_t(number_.integer(0, 255));
-    return {rows, columns, c.bits, c.group, XLSTM_FLOAT16, data, scales, offsets, {}};
+    return {rows, columns, c.bits, XLSTM_CODE_INTEGER, c.group, XLSTM_FLOAT16, data, scales, offsets, {}};
   }
 
   Numbers number_{11};
