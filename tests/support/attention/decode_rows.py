@@ -276,7 +276,7 @@ def refuse_and_keep_the_cache(device: str) -> None:
             attention.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=block_size)
         assert not cache.cpu().any(), words
         if block_size:
-            attention.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3, block_size=64)
+            attention.flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=3)
             assert cache.cpu()[:, 3].any() and not cache.cpu()[:, 4:].any()
 
 
