@@ -24,7 +24,7 @@ from xlstm_hip import _native
 
 pytestmark = pytest.mark.amd
 CDNA = ("gfx90a", "gfx942")
-OF_CDNA = {"chunk_walk_cdna", "gemm_packed_kernel", "pack_kernel"}  # templates that no other chip has
+OF_CDNA = {"chunk_walk_cdna", "gemm_packed_kernel", "heads_step", "pack_kernel"}  # templates that no other chip has
 OUTPUTS = code_objects.ROOT / "test_outputs"
 AGAIN = "PYTHONPATH=build_backend python tests/amd/kernel_table.py --write"
 
