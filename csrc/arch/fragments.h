@@ -76,6 +76,15 @@ XLSTM_DEVICE Vec16 load_vec16(const char* base, uint32_t offset) {
   return __builtin_bit_cast(Vec16, *(const __attribute__((address_space(1))) Halves*)(base + offset));
 #endif
 }
+// An element at a uniform base and an offset of each lane.
+template <class Bits>
+XLSTM_DEVICE Bits load_bits(const char* base, uint32_t at) {
+#if defined(__CUDACC__)
+  return *reinterpret_cast<const Bits*>(base + at);
+#else
+  return *(const __attribute__((address_space(1))) Bits*)(base + at);
+#endif
+}
 
 #if !defined(__CUDACC__)
 // The sum of n floats in neighbouring registers: CDNA adds a pair in one instruction. The compiler by itself pairs

@@ -183,14 +183,6 @@ XLSTM_DEVICE int full_steps(int columns) {
 
 // ---- steps: what a lane loads of its rows at a time
 
-template <class Bits>
-XLSTM_DEVICE Bits load_bits(const char* base, uint32_t at) {
-#if defined(__CUDACC__)
-  return *reinterpret_cast<const Bits*>(base + at);
-#else
-  return *(const __attribute__((address_space(1))) Bits*)(base + at);
-#endif
-}
 // 16 or 8 bytes of weights, at a uniform base and an offset of each lane.
 template <class Load>
 XLSTM_DEVICE Load load_weights(const char* base, uint32_t at) {
