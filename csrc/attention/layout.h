@@ -68,13 +68,9 @@ struct AttentionLayout {
   }
   // Offset of the token in slot t: key j of the sequence is in slot first_key + j.
   XLSTM_LAYOUT int64_t key(const xlstm_tensor& x, int64_t head, int64_t t) const {
-    return key(x, head, t, page_entry(t));
-  }
-  // The same by slot t's page_entry(), which a caller may load ahead.
-  XLSTM_LAYOUT int64_t key(const xlstm_tensor& x, int64_t head, int64_t t, int32_t entry) const {
     int64_t offset;
     if (in.block_table)
-      offset = clamp(entry, in.pages - 1) * x.stride[0] + in_page(t) * x.stride[2];
+      offset = page(t) * x.stride[0] + in_page(t) * x.stride[2];
     else if (in.cu_seqlens_k)
       offset = (first_token + t) * x.stride[2];
     else
@@ -82,11 +78,9 @@ struct AttentionLayout {
     return offset + head * x.stride[1];
   }
   // With block_table: the page that holds slot t, and the slot's index in the page.
-  XLSTM_LAYOUT int64_t page(int64_t t) const { return clamp(page_entry(t), in.pages - 1); }
-  // The block table's entry for slot t; 0 without a table.
-  XLSTM_LAYOUT int32_t page_entry(int64_t t) const {
-    if (!in.block_table) return 0;
-    return in.block_table[index * in.block_table_stride + uint32_t(t) / uint32_t(in.page_size)];
+  XLSTM_LAYOUT int64_t page(int64_t t) const {
+    const int32_t entry = in.block_table[index * in.block_table_stride + uint32_t(t) / uint32_t(in.page_size)];
+    return clamp(entry, in.pages - 1);
   }
   XLSTM_LAYOUT int64_t in_page(int64_t t) const { return uint32_t(t) % uint32_t(in.page_size); }
 
