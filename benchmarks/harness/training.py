@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xlstm_hip.bench.machine import Machine
-from xlstm_hip.bench.readers import OFFICIAL_CPU_KERNELS
+from xlstm_hip.bench.readers import official_model
 from xlstm_hip.bench.registry import XLSTM_HIP
 from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
 
@@ -56,14 +55,9 @@ SIZES = {
 
 
 def official_like(model: xLSTMLarge, kernel: str, device: torch.device) -> nn.Module:
-    package = importlib.import_module("xlstm.xlstm_large.model")
-    copied = ("embedding_dim", "num_heads", "num_blocks", "vocab_size")
-    kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {"chunkwise_kernel": kernel}
-    fields = {name: getattr(model.config, name) for name in copied}
-    # Without return_last_states its layer fails: it unpacks a state that is not there.
-    made: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels, return_last_states=True))
-    made.load_state_dict(model.state_dict())
-    return made.to(device)
+    # Its state stays in the result: without, its layer fails, since it unpacks a state that is not there.
+    kernels = {} if device.type == "cpu" else {"chunkwise_kernel": kernel}
+    return official_model(model, torch.float32, device, mode="train", **kernels).train()
 
 
 def loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:

@@ -143,11 +143,9 @@ XLSTM_DEVICE uint32_t nibbles_and_16(uint32_t word, int n) {
 
 struct Float8E4m3fn {
   static constexpr bool kFnuz = false;
-  uint8_t bits;
 };
 struct Float8E4m3fnuz {
   static constexpr bool kFnuz = true;
-  uint8_t bits;
 };
 
 // Bytes n and n + 2 of a register, floats of 8 bits, as two floats of 16 bits, smaller by the power of two between the
@@ -189,8 +187,6 @@ XLSTM_DEVICE uint32_t float8_bytes(uint32_t word) {
   return pack_truncated(float(x[0]), float(x[1]));
 #endif
 }
-XLSTM_DEVICE float to_float(Float8E4m3fn x) { return low_float(BFloat16{}, float8_bytes<Float8E4m3fn, 0>(x.bits)); }
-XLSTM_DEVICE float to_float(Float8E4m3fnuz x) { return low_float(BFloat16{}, float8_bytes<Float8E4m3fnuz, 0>(x.bits)); }
 
 XLSTM_DEVICE uint32_t element_bits(float x) { return as_bits(x); }
 XLSTM_DEVICE uint32_t element_bits(BFloat16 x) { return x.bits; }

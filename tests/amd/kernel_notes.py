@@ -42,6 +42,9 @@ WITHOUT_MATRICES = {
     "sum_slices",
 }
 
+# Templates that CDNA alone has: on other chips they are empty, or not there.
+OF_CDNA = {"chunk_walk_cdna", "gemm_packed_kernel", "heads_step", "pack_kernel"}
+
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [

@@ -16,7 +16,7 @@ import pytest
 import code_objects
 import kernel_table
 from code_objects import Compiler, built_archs
-from kernel_notes import NOTES, WITHOUT_MATRICES
+from kernel_notes import NOTES, OF_CDNA, WITHOUT_MATRICES
 from kernel_table import MOST_VECTOR, Row
 from occupancy import FAMILIES, LDS_BYTES
 from shortfalls import crowded_out, products_beside_the_matrix_unit, round_trips
@@ -24,7 +24,6 @@ from xlstm_hip import _native
 
 pytestmark = pytest.mark.amd
 CDNA = ("gfx90a", "gfx942")
-OF_CDNA = {"chunk_walk_cdna", "gemm_packed_kernel", "heads_step", "pack_kernel"}  # templates that no other chip has
 OUTPUTS = code_objects.ROOT / "test_outputs"
 AGAIN = "PYTHONPATH=build_backend python tests/amd/kernel_table.py --write"
 

@@ -104,6 +104,7 @@ def test_a_head_dim_beyond_the_gpu_kernels_is_told(monkeypatch: pytest.MonkeyPat
 def test_a_chip_whose_machine_code_never_ran_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rdna = DeviceFacts("RX 7900 XTX", "amd", "gfx1100", 48, 64 << 10, 32, 24 << 30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
     monkeypatch.setattr(select, "_runs_on", lambda info, device: True)
     monkeypatch.setattr(select, "device_facts", lambda device: rdna)
     monkeypatch.setattr(warn_once, "_warned", set())

@@ -14,7 +14,7 @@ import pytest
 
 import rocm_llvm
 from code_objects import Kernel, NoCompiler
-from kernel_notes import WITHOUT_MATRICES
+from kernel_notes import OF_CDNA, WITHOUT_MATRICES
 from kernel_shapes import shape_of
 from occupancy import waves_and_blocks
 from rocm_llvm import ARCHS, is_for_bfloat16
@@ -33,7 +33,6 @@ IN_WALK = {  # templates of that source
     "dot_last_states",
     "scan_segment_states",
 }
-OF_CDNA = {"gemm_packed_kernel", "pack_kernel", "heads_step"}  # templates that no other chip launches
 DECODING = ("decode_kernels_", "mla_kernels_", "gemm_mma_")
 USUAL = {
     "gfx950": lambda stem: True,

@@ -32,7 +32,9 @@ struct Float16Weights {
 };
 
 // Quantised weights are multiplied as q - kZero. Without offsets a weight means scale * (q - kMiddle).
-struct ByteWeights {
+// Of 8 bits: Q::bytes<n>() has bytes n and n + 2 of a register as two bfloat16.
+template <class Q>
+struct Weights8 {
   static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
   static constexpr bool kGroups = true, kConverted = true;
   using Load = Vec16;
@@ -40,28 +42,27 @@ struct ByteWeights {
   XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      part[0].word[2 * w] = signed_bytes<0>(load.word[2 * n + w]);
-      part[0].word[2 * w + 1] = signed_bytes<1>(load.word[2 * n + w]);
+      part[0].word[2 * w] = Q::template bytes<0>(load.word[2 * n + w]);
+      part[0].word[2 * w + 1] = Q::template bytes<1>(load.word[2 * n + w]);
     }
   }
 };
-
+struct SignedBytes {
+  template <int n>
+  XLSTM_DEVICE static uint32_t bytes(uint32_t word) {
+    return signed_bytes<n>(word);
+  }
+};
 template <class F>
-struct Float8Weights {
-  static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
-  static constexpr bool kGroups = true, kConverted = true;
-  using Load = Vec16;
-
-  XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {  // in the order of ByteWeights
-      part[0].word[2 * w] = float8_bytes<F, 0>(load.word[2 * n + w]);
-      part[0].word[2 * w + 1] = float8_bytes<F, 1>(load.word[2 * n + w]);
-    }
+struct Float8Bytes {
+  template <int n>
+  XLSTM_DEVICE static uint32_t bytes(uint32_t word) {
+    return float8_bytes<F, n>(word);
   }
 };
-struct E4m3fnWeights : Float8Weights<Float8E4m3fn> {};
-struct E4m3fnuzWeights : Float8Weights<Float8E4m3fnuz> {};
+struct ByteWeights : Weights8<SignedBytes> {};
+struct E4m3fnWeights : Weights8<Float8Bytes<Float8E4m3fn>> {};
+struct E4m3fnuzWeights : Weights8<Float8Bytes<Float8E4m3fnuz>> {};
 
 struct NibbleWeights {
   static constexpr int kBits = 4, kParts = 1, kZero = -16, kMiddle = 8;

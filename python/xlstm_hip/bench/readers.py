@@ -99,13 +99,14 @@ def of_transformers(model: Any) -> Reader:
     return read
 
 
-def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device) -> Any:
+def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device, **changes: Any) -> Any:
+    """The official model with the same weights, for inference; changes: of its configuration."""
     package = importlib.import_module("xlstm.xlstm_large.model")
     copied = ("embedding_dim", "num_heads", "num_blocks", "vocab_size", "ffn_proj_factor", "weight_mode")
     fields = {name: getattr(like.config, name) for name in copied} | {"mode": "inference", "return_last_states": True}
     kernels = OFFICIAL_CPU_KERNELS if device.type == "cpu" else {}
     with torch.device(device):  # weights that are thrown away are made faster there
-        model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields, **kernels))
+        model: nn.Module = package.xLSTMLarge(package.xLSTMLargeConfig(**fields | kernels | changes))
     model.load_state_dict(like.state_dict())
     return model.to(device, dtype).eval()
 

@@ -16,6 +16,7 @@ import torch
 from .._core import plans
 from .._core.checks import GATES, GPU_HEAD_DIM, one_of, positive_int
 from .._core.device import default_device, device_facts
+from .._core.graph_constants import constant_in_graphs
 from .._core.native import native
 from .._core.warn_once import warn_once
 from .registry import KernelInfo, kernel_info, with_gate
@@ -93,11 +94,8 @@ def _auto(device: torch.device, head_dim: int | None) -> tuple[str, str, str]:
         return NATIVE
     fused = [kernel_info(name, kind) for name, kind in zip(FUSED, ("chunkwise", "sequence", "step"), strict=True)]
     if all(_runs_on(info, device) for info in fused):
-        if device.type == "cuda" and torch.cuda.is_available() and device_facts(device).is_experimental:
-            warn_once(
-                f"xlstm_hip: kernels for {device_facts(device).arch} are experimental: their machine code was never "
-                "executed; `python scripts/try_gpu.py doctor tests` in the repository tests them"
-            )
+        if device.type == "cuda" and torch.version.hip and torch.cuda.is_available():
+            _tell_if_experimental(device)
         return FUSED
     if device.type == "cuda" and torch.cuda.is_available():
         built = native()
@@ -108,6 +106,16 @@ def _auto(device: torch.device, head_dim: int | None) -> tuple[str, str, str]:
             "Install ROCm or CUDA and reinstall this package; `xlstm-hip doctor` says what is missing"
         )
     return NATIVE
+
+
+@constant_in_graphs
+def _tell_if_experimental(device: torch.device) -> None:
+    facts = device_facts(device)
+    if facts.is_experimental:
+        warn_once(
+            f"xlstm_hip: kernels for {facts.arch} are experimental: their machine code was never executed; "
+            "`python scripts/try_gpu.py doctor tests` in the repository tests them"
+        )
 
 
 def _tuned(device: torch.device, batch: int, length: int, head_dim: int) -> tuple[str, str, str]:
