@@ -194,6 +194,26 @@ def test_activation_checkpointing_changes_nothing() -> None:
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
 
+def watch(block: nn.Module, seen: list[torch.Tensor]) -> None:
+    block.register_forward_hook(lambda module, args, out: seen.append(out[0].detach()))
+
+
+@pytest.mark.parametrize("watched", [(1,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_block_that_is_called_has_the_sum_that_a_norm_adds_otherwise(dtype: torch.dtype, watched: tuple) -> None:
+    """A block leaves its last addition to the next norm, unless that block or its own has to be called."""
+    x = tokens(2, 34)
+    model, called = small_model(dtype=dtype), small_model(dtype=dtype)
+    seen: list[torch.Tensor] = []
+    for number in watched:
+        watch(called.backbone.blocks[number], seen)
+    want, got = gradients(model, x[:, :-1], x[:, 1:]), gradients(called, x[:, :-1], x[:, 1:])
+    assert len(seen) == len(watched) and all(out.shape == (2, 33, model.config.embedding_dim) for out in seen)
+    assert want["logits"].equal(got["logits"])
+    for name, right in want.items() if dtype == torch.float32 else ():
+        assert relative(got[name], right) <= 4e-6, name
+
+
 def test_select_optimal_kernels(caplog: pytest.LogCaptureFixture) -> None:
     model = small_model(chunkwise_kernel="chunkwise--native_autograd")
     with caplog.at_level(logging.INFO, "xlstm_hip"):

@@ -15,15 +15,44 @@ void check_size(const xlstm_norm& in) {
   if (in.rows * in.heads > 1 << 30) throw std::runtime_error("norm: more heads of rows than a GPU call takes, 2^30");
 }
 
-// Calls f(Kind) as with_kind() does. A head of more features than the `chunks(Kind)` of a group's threads hold goes to
-// the kernel for Any.
+using Tensors = std::initializer_list<const xlstm_rows*>;
+
+bool all_are(xlstm_dtype dtype, Tensors tensors) {
+  return std::ranges::all_of(tensors, [&](const xlstm_rows* x) { return !x->data || x->dtype == dtype; });
+}
+
+// A call's tensors by their part in the mixtures that autocast makes (Mixed).
+struct NormTensors {
+  Tensors all, of_x, of_y;
+
+  bool are_mixed(const xlstm_norm& in) const {
+    const xlstm_dtype x = (*of_x.begin())->dtype, y = (*of_y.begin())->dtype;
+    return y != XLSTM_FLOAT32 && (x == XLSTM_FLOAT32 || x == y) && all_are(x, of_x) && all_are(y, of_y) &&
+           in.weight.data && all_are(XLSTM_FLOAT32, {&in.weight, &in.bias});
+  }
+};
+
+// Calls f(Kind) as with_kind() does, and for the mixtures, where `has_mixed` says that there are kernels for this call.
+// A head of more features than the `chunks(Kind)` of a group's threads hold goes to the kernel for Any.
 template <class Chunks, class F>
-void with_norm_kind(const xlstm_norm& in, std::initializer_list<const xlstm_rows*> tensors, Chunks&& chunks, F&& f) {
-  with_kind<true>(in.rows, in.features, tensors, [&](auto kind) {
+void with_norm_kind(const xlstm_norm& in, const NormTensors& tensors, bool has_mixed, Chunks&& chunks, F&& f) {
+  const auto by_length = [&]<class E, bool kAligned>(Kind<E, kAligned> kind) {
     if (in.features > int64_t(kMaxGroup) * kChunk * chunks(kind))
-      f(Kind<Any, decltype(kind)::kAligned>{});
+      f(Kind<Any, kAligned>{});
     else
       f(kind);
+  };
+  const auto mixed = [&](auto y) {
+    if (in.x.dtype == XLSTM_FLOAT32)
+      by_length(Kind<Mixed<float, decltype(y)>, true>{});
+    else
+      by_length(Kind<Mixed<decltype(y), decltype(y)>, true>{});
+  };
+  with_kind<true>(in.rows, in.features, tensors.all, [&]<class E, bool kAligned>(Kind<E, kAligned> kind) {
+    if constexpr (std::is_same_v<E, Any> && kAligned)
+      if (has_mixed && tensors.are_mixed(in))
+        return (*tensors.of_y.begin())->dtype == XLSTM_BFLOAT16 ? mixed(BFloat16{}) : mixed(Float16{});
+    by_length(kind);
   });
 }
 
@@ -31,26 +60,35 @@ void with_norm_kind(const xlstm_norm& in, std::initializer_list<const xlstm_rows
 template <class F>
 void with_forward_kind(const xlstm_norm_forward& call, F&& f) {
   const xlstm_norm& in = call.in;
-  const auto tensors = {&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y};
+  const NormTensors tensors{{&in.x, &in.residual, &in.weight, &in.bias, &in.gate, &call.sum, &call.y},
+                            {&in.x, &call.sum},
+                            {&call.y, &in.residual, &in.gate}};
   const auto chunks = []<class E, bool kAligned>(Kind<E, kAligned>) { return kForwardChunks<E, kAligned>; };
-  with_norm_kind(in, tensors, chunks, f);
+  with_norm_kind(in, tensors, true, chunks, f);
 }
 // Calls f(kernel) with the kernel for this call.
 template <class F>
 void with_backward(const xlstm_norm_backward& call, F&& f) {
   const xlstm_norm& in = call.in;
-  const auto tensors = {&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate};
+  const NormTensors tensors{{&in.x, &in.weight, &in.bias, &in.gate, &call.dy, &call.dsum, &call.dx, &call.dgate},
+                            {&in.x, &call.dsum, &call.dx},
+                            {&call.dy, &in.gate, &call.dgate}};
+  const bool has_mixed = !call.dbias.data && (!in.gate.data || in.gate.dtype == in.x.dtype);
   with_norm_kind(
-      in, tensors, [](auto) { return kRegisterChunks; },
-      [&](auto kind) {
-        using E = typename decltype(kind)::Element;
-        constexpr bool kAligned = decltype(kind)::kAligned, kOneKernel = !kPacked<E, kAligned>;  // for all calls
-        if (kOneKernel || call.dbias.data)
-          f(norm_backward_rows<E, kAligned, true, true>);
-        else if (in.gate.data)
-          f(norm_backward_rows<E, kAligned, true, kOneKernel>);
-        else
-          f(norm_backward_rows<E, kAligned, kOneKernel, kOneKernel>);
+      in, tensors, has_mixed, [](auto) { return kRegisterChunks; },
+      [&]<class E, bool kAligned>(Kind<E, kAligned>) {
+        if constexpr (!kAligned || std::is_same_v<E, Any>) {
+          f(norm_backward_rows<E, kAligned, true, true>);  // for all calls
+        } else {
+          constexpr bool kBias = !Roles<E>::is_mixed;
+          constexpr bool kGate = std::is_same_v<typename Roles<E>::X, typename Roles<E>::Y>;
+          if (kBias && call.dbias.data)
+            f(norm_backward_rows<E, true, kGate, kBias>);
+          else if (kGate && in.gate.data)
+            f(norm_backward_rows<E, true, kGate, false>);
+          else
+            f(norm_backward_rows<E, true, false, false>);
+        }
       });
 }
 

@@ -37,15 +37,24 @@ struct NormBackwardParams {
 template <class E, bool kAligned, bool kGate, bool kBias>
 struct NormBackward {
   static constexpr int kChunks = kRegisterChunks;
-  static constexpr bool kPrefetch = kTwoByte<E, kAligned> && !kBias;  // the registers suffice for the next row too
-  using Raw = RawChunk<E, kAligned>;
+  using X = typename Roles<E>::X;  // of x, dsum and dx
+  using Y = typename Roles<E>::Y;  // of dy, the gate and dgate
+  using Weight = typename Roles<E>::Weight;
+  using Second = std::conditional_t<kGate, Y, X>;  // of the gate, or dsum where there is no gate
+  static_assert(!kGate || std::is_same_v<X, Y>);
+  static constexpr bool kPrefetch = kTwoByte<X, kAligned> && !kBias;  // the registers suffice for the next row too
+  using RawX = RawChunk<X, kAligned>;
+  using RawY = RawChunk<Y, kAligned>;
+  using RawWeight = RawChunk<Weight, kAligned>;
+  using RawSecond = RawChunk<Second, kAligned>;
 
   // The row that the group handles.
   struct Row {
     const xlstm_norm_backward& call;
     int index;
     bool gated;
-    Raw dy[kChunks], second[kChunks];  // second: the gate, or dsum where there is no gate
+    RawY dy[kChunks];
+    RawSecond second[kChunks];
     RowStart weight;
     float mean, rstd, n_factor, offset;  // dx = g rstd + n n_factor + offset
 
@@ -54,7 +63,9 @@ struct NormBackward {
   };
   // A thread's chunk of a row, at feature `at`. Inputs that the call does not have are not used.
   struct Inputs {
-    const Raw &x, &dy, &gate, &weight;
+    const RawX& x;
+    const RawY &dy, &gate;
+    const RawWeight& weight;
     int at;
   };
 
@@ -64,7 +75,10 @@ struct NormBackward {
   int64_t from, width;  // the head's first column, and the columns of all heads
   HeadChunks<E, kAligned, kChunks> x;
   Chunk dweight[kChunks], dbias[kBias ? kChunks : 1];
-  Raw weight[kChunks], next_x[kChunks], next_dy[kChunks], next_second[kChunks];  // with kPrefetch
+  RawWeight weight[kChunks];  // these with kPrefetch
+  RawX next_x[kChunks];
+  RawY next_dy[kChunks];
+  RawSecond next_second[kChunks];
 
   XLSTM_DEVICE NormBackward(const NormBackwardParams& params, float* lds)
       : p(params), exchange{params.group, lds}, x(params.group, 0) {
@@ -83,7 +97,7 @@ struct NormBackward {
   XLSTM_DEVICE void run() {
     const int rows = int(p.call.in.rows);
     if constexpr (kPrefetch) {
-      load_chunks(p.call.in, p.call.in.weight, from, weight);
+      load_chunks<Weight>(p.call.in, p.call.in.weight, from, weight);
       load_inputs(slice < rows ? slice : 0, next_x, next_dy, next_second);
     }
     // Every group makes the same number of iterations, because all threads must take part in barriers and shuffles. A
@@ -111,37 +125,53 @@ struct NormBackward {
 
   // ---- loads and stores
 
+  template <class T>
   XLSTM_DEVICE void load_chunks(const xlstm_norm& in, const xlstm_rows& rows, int64_t start,
-                                Raw (&raw)[kChunks]) const {
+                                RawChunk<T, kAligned> (&raw)[kChunks]) const {
     const auto offset = [&](int k) { return x.offset_or_first(k, in); };
-    if (rows.data) load_each<E, kAligned>(row_start<E>(rows, start), offset, int(in.features), raw);
+    if (rows.data) load_each<T, kAligned>(row_start<T>(rows, start), offset, int(in.features), raw);
   }
-  XLSTM_DEVICE void load_inputs(int row, Raw (&to_x)[kChunks], Raw (&to_dy)[kChunks], Raw (&to_second)[kChunks]) const {
+  XLSTM_DEVICE void load_inputs(int row, RawX (&to_x)[kChunks], RawY (&to_dy)[kChunks],
+                                RawSecond (&to_second)[kChunks]) const {
     const xlstm_norm_backward& call = reload_params(kernel_params(p))->call;
     const auto start = [&](const xlstm_rows& rows) { return row * rows.stride + from; };
     const xlstm_rows& second = kGate && call.in.gate.data ? call.in.gate : call.dsum;
-    load_chunks(call.in, call.in.x, start(call.in.x), to_x);
-    load_chunks(call.in, call.dy, start(call.dy), to_dy);
-    load_chunks(call.in, second, start(second), to_second);
+    load_chunks<X>(call.in, call.in.x, start(call.in.x), to_x);
+    load_chunks<Y>(call.in, call.dy, start(call.dy), to_dy);
+    load_chunks<Second>(call.in, second, start(second), to_second);
   }
+  template <class T>
   XLSTM_DEVICE RowStart start_of(const Row& r, const xlstm_rows& rows) const {
-    return row_start<E>(rows, r.index * rows.stride + from);
+    return row_start<T>(rows, r.index * rows.stride + from);
   }
-  XLSTM_DEVICE static Raw load(const Row& r, const RowStart& row, int at) {
-    return load_at<E, kAligned>(row, at, int(r.call.in.features));
+  template <class T>
+  XLSTM_DEVICE static RawChunk<T, kAligned> load(const Row& r, const RowStart& row, int at) {
+    return load_at<T, kAligned>(row, at, int(r.call.in.features));
   }
-  XLSTM_DEVICE Raw load_of(const Row& r, const xlstm_rows& rows, int at) const {
-    return load(r, start_of(r, rows), at);
+  template <class T>
+  XLSTM_DEVICE RawChunk<T, kAligned> load_of(const Row& r, const xlstm_rows& rows, int at) const {
+    return load<T>(r, start_of<T>(r, rows), at);
   }
-  XLSTM_DEVICE Raw load_if(const Row& r, const xlstm_rows& rows, int at) const {
-    return rows.data ? load_of(r, rows, at) : Raw{};
+  template <class T>
+  XLSTM_DEVICE RawChunk<T, kAligned> load_if(const Row& r, const xlstm_rows& rows, int at) const {
+    return rows.data ? load_of<T>(r, rows, at) : RawChunk<T, kAligned>{};
   }
-  XLSTM_DEVICE static Raw weight_at(const Row& r, int at) {
-    return r.call.in.weight.data ? load(r, r.weight, at) : Raw{};
+  XLSTM_DEVICE static RawWeight weight_at(const Row& r, int at) {
+    return r.call.in.weight.data ? load<Weight>(r, r.weight, at) : RawWeight{};
   }
-  XLSTM_DEVICE Raw weight_of(const Row& r, int k) const { return kPrefetch ? weight[k] : weight_at(r, x.offset(k)); }
+  XLSTM_DEVICE RawWeight weight_of(const Row& r, int k) const {
+    return kPrefetch ? weight[k] : weight_at(r, x.offset(k));
+  }
+  template <class T>
   XLSTM_DEVICE void store(const Row& r, const xlstm_rows& rows, int at, const Chunk& c) const {
-    store_at<E, kAligned>(start_of(r, rows), at, int(r.call.in.features), pack_chunk<E, kAligned>(c));
+    store_at<T, kAligned>(start_of<T>(r, rows), at, int(r.call.in.features), pack_chunk<T, kAligned>(c));
+  }
+  // The gate in the registers of a row; without one nothing, which nobody reads.
+  XLSTM_DEVICE static const RawY& gate_of(const Row& r, int k) {
+    if constexpr (kGate)
+      return r.second[k];
+    else
+      return r.dy[k];
   }
   // The compiler unpacks the row's chunks again after this point, rather than keep them as floats.
   XLSTM_DEVICE void make_opaque(Row& r) {
@@ -156,7 +186,7 @@ struct NormBackward {
     if (r.call.in.centred) subtract<kAligned>(c, r.mean, r.call.in.features - in.at);
     return c;
   }
-  XLSTM_DEVICE static Chunk sigmoid_of(const Raw& gate) {
+  XLSTM_DEVICE static Chunk sigmoid_of(const RawY& gate) {
     Chunk s = unpack(gate);
     each([](float& v) { v = sigmoid(v); }, s);
     return s;
@@ -167,7 +197,7 @@ struct NormBackward {
   XLSTM_DEVICE static void add_to(Chunk& c, Chunk added) {
     each([](float& v, float& a) { v += a; }, c, added);
   }
-  XLSTM_DEVICE static void multiply_by_weight(const Row& r, Chunk& c, const Raw& weight) {
+  XLSTM_DEVICE static void multiply_by_weight(const Row& r, Chunk& c, const RawWeight& weight) {
     if (r.call.in.weight.data) multiply_by(c, unpack(weight));
   }
 
@@ -178,20 +208,21 @@ struct NormBackward {
     const float inverse_features = 1.0f / float(int(in.features));
     r.mean = 0;
     if (in.centred) {
-      x.each_chunk([&](int at) { return load_of(r, in.x, at); },
+      x.each_chunk([&](int at) { return load_of<X>(r, in.x, at); },
                    [&](Chunk& c, int) { each([&](float& v) { r.mean += v; }, c); });
       r.mean = exchange.sum(r.mean) * inverse_features;
     }
-    r.weight = row_start<E>(in.weight, from);
+    r.weight = row_start<Weight>(in.weight, from);
     float squares = 0, sum_gc = 0, sum_g = 0;
     make_opaque(r);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
       if (x.offset(k) < x.features)
-        add_chunk(r, {x.chunk[k], r.dy[k], r.second[k], weight_of(r, k), x.offset(k)}, squares, sum_gc, sum_g);
+        add_chunk(r, {x.chunk[k], r.dy[k], gate_of(r, k), weight_of(r, k), x.offset(k)}, squares, sum_gc, sum_g);
     x.each_remaining([&](int at) {
-      add_chunk(r, {load_of(r, in.x, at), load_of(r, r.call.dy, at), load_if(r, in.gate, at), weight_at(r, at), at},
-                squares, sum_gc, sum_g);
+      add_chunk(
+          r, {load_of<X>(r, in.x, at), load_of<Y>(r, r.call.dy, at), load_if<Y>(r, in.gate, at), weight_at(r, at), at},
+          squares, sum_gc, sum_g);
     });
     if (in.centred) {
       float sums[] = {squares, sum_gc, sum_g};
@@ -224,23 +255,32 @@ struct NormBackward {
     for (int k = 0; k < kChunks; ++k) {
       const int at = x.offset(k);
       if (at < x.features)
-        store_chunks(r, {x.chunk[k], r.dy[k], r.second[k], weight_of(r, k), at},
-                     r.gated ? load_if(r, r.call.dsum, at) : r.second[k], dweight[k], dbias[kBias ? k : 0]);
+        store_chunks(r, {x.chunk[k], r.dy[k], gate_of(r, k), weight_of(r, k), at}, dsum_of(r, k), dweight[k],
+                     dbias[kBias ? k : 0]);
     }
     x.each_remaining([&](int at) {
       Chunk to_weight, to_bias;
       clear(to_weight), clear(to_bias);
       if (!is_first && p.dweight) to_weight = load_sums(p.dweight, at);
       if (!is_first && kBias && p.dbias) to_bias = load_sums(p.dbias, at);
-      store_chunks(r, {load_of(r, in.x, at), load_of(r, r.call.dy, at), load_if(r, in.gate, at), weight_at(r, at), at},
-                   load_if(r, r.call.dsum, at), to_weight, to_bias);
+      store_chunks(
+          r, {load_of<X>(r, in.x, at), load_of<Y>(r, r.call.dy, at), load_if<Y>(r, in.gate, at), weight_at(r, at), at},
+          load_if<X>(r, r.call.dsum, at), to_weight, to_bias);
       if (p.dweight) store_sums(sums_start(p.dweight), at, to_weight);
       if (kBias && p.dbias) store_sums(sums_start(p.dbias), at, to_bias);
     });
   }
 
+  // The chunk of dsum, in the registers of `second` unless they have a gate.
+  XLSTM_DEVICE RawX dsum_of(const Row& r, int k) const {
+    if constexpr (kGate)
+      return r.gated ? load_if<X>(r, r.call.dsum, x.offset(k)) : r.second[k];
+    else
+      return r.second[k];
+  }
+
   // Stores a chunk of dx and dgate, and adds the chunk's part of dweight and dbias.
-  XLSTM_DEVICE void store_chunks(const Row& r, const Inputs& in, const Raw& dsum, Chunk& to_weight,
+  XLSTM_DEVICE void store_chunks(const Row& r, const Inputs& in, const RawX& dsum, Chunk& to_weight,
                                  Chunk& to_bias) const {
     Chunk n = centred(r, in), d = unpack(in.dy);
     each([&](float& v) { v *= r.rstd; }, n);
@@ -254,15 +294,15 @@ struct NormBackward {
     multiply_by_weight(r, d, in.weight);
     each([&](float& v, float& nv) { v = __builtin_fmaf(nv, r.n_factor, __builtin_fmaf(v, r.rstd, r.offset)); }, d, n);
     if (r.call.dsum.data) add_to(d, unpack(dsum));
-    store(r, r.call.dx, in.at, d);
+    store<X>(r, r.call.dx, in.at, d);
   }
 
   XLSTM_DEVICE void store_dgate(const Row& r, Chunk z, const Chunk& d, const Chunk& s, const Inputs& in) const {
     multiply_by_weight(r, z, in.weight);
-    if (r.call.in.bias.data) add_to(z, unpack(load(r, row_start<E>(r.call.in.bias, from), in.at)));
+    if (r.call.in.bias.data) add_to(z, unpack(load<Weight>(r, row_start<Weight>(r.call.in.bias, from), in.at)));
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) z.value[j] *= d.value[j] * s.value[j] * (1.0f - s.value[j]);
-    store(r, r.call.dgate, in.at, z);
+    store<Y>(r, r.call.dgate, in.at, z);
   }
 
   // ---- the sums over rows, in the workspace

@@ -5,8 +5,8 @@
 //     y = (c / sqrt(mean of c^2 + eps) weight + bias) sigmoid(gate)
 //
 // A group of threads, part of a wave or a block, owns one head of one row. The group has as many threads as give each
-// four chunks of eight features (two where chunks are floats: plan.h). The chunks stay in registers in the format of
-// memory, so that x is read from memory once. Longer heads go to the kernel for Any dtype, which reads the chunks
+// four chunks of eight features (two where a tensor is of floats: plan.h). The chunks stay in registers in the format
+// of memory, so that x is read from memory once. Longer heads go to the kernel for Any dtype, which reads the chunks
 // beyond the registers again, from L1 or L2. A group ends after its head: the multiprocessor has other blocks, whose
 // loads are in flight while this one sums. A group that synchronises at a barrier is a block.
 //
@@ -34,7 +34,13 @@ struct NormForwardParams {
 template <class E, bool kAligned>
 struct NormForward {
   static constexpr int kChunks = kForwardChunks<E, kAligned>, kWeights = kChunks / 2;  // weights in registers at a time
-  using Raw = RawChunk<E, kAligned>;
+  using X = typename Roles<E>::X;                                                      // of x and the sum
+  using Y = typename Roles<E>::Y;  // of the residual, the gate and y
+  using Weight = typename Roles<E>::Weight;
+  using Raw = RawChunk<E, kAligned>;  // while y is computed
+  using RawX = RawChunk<X, kAligned>;
+  using RawY = RawChunk<Y, kAligned>;
+  using RawWeight = RawChunk<Weight, kAligned>;
   using Head = HeadChunks<E, kAligned, kChunks>;
 
   const NormForwardParams& p;
@@ -57,10 +63,10 @@ struct NormForward {
 
   XLSTM_DEVICE void run() {
     Head x(p.group, features);
-    Raw second[kChunks];  // the residual, or the gate where there is no residual
+    RawY second[kChunks];  // the residual, or the gate where there is no residual
     const xlstm_rows& second_rows = in.residual.data ? in.residual : in.gate;
-    load_chunks(x, in.x, row_at(in.x), x.chunk);
-    load_chunks(x, second_rows, row_at(second_rows), second);
+    load_chunks<X>(x, in.x, row_at<X>(in.x), x.chunk);
+    load_chunks<Y>(x, second_rows, row_at<Y>(second_rows), second);
     if (in.residual.data) add_residual(x, second);
     float mean, rstd;
     sum_up(x, mean, rstd);
@@ -68,33 +74,36 @@ struct NormForward {
   }
 
  private:
-  XLSTM_DEVICE RowStart row_at(const xlstm_rows& rows) const { return row_start<E>(rows, row * rows.stride + from); }
-  XLSTM_DEVICE Raw load(const RowStart& row, int at) const { return load_at<E, kAligned>(row, at, int(in.features)); }
-  XLSTM_DEVICE void store(const RowStart& row, int at, const Raw& raw) const {
-    store_at<E, kAligned>(row, at, int(in.features), raw);
+  template <class T>
+  XLSTM_DEVICE RowStart row_at(const xlstm_rows& rows) const {
+    return row_start<T>(rows, row * rows.stride + from);
   }
-  template <int n>
-  XLSTM_DEVICE void load_chunks(const Head& x, const xlstm_rows& rows, const RowStart& row, Raw (&raw)[n],
-                                int first = 0) const {
+  template <class T>
+  XLSTM_DEVICE RawChunk<T, kAligned> load(const RowStart& row, int at) const {
+    return load_at<T, kAligned>(row, at, int(in.features));
+  }
+  template <class T, int n>
+  XLSTM_DEVICE void load_chunks(const Head& x, const xlstm_rows& rows, const RowStart& row,
+                                RawChunk<T, kAligned> (&raw)[n], int first = 0) const {
     const auto offset = [&](int k) { return x.offset_or_first(first + k, in); };
-    if (rows.data) load_each<E, kAligned>(row, offset, int(in.features), raw);
+    if (rows.data) load_each<T, kAligned>(row, offset, int(in.features), raw);
   }
   // A chunk of x + residual that is not in registers.
-  XLSTM_DEVICE Raw load_x(int at) const { return load(row_at(in.residual.data ? p.call.sum : in.x), at); }
+  XLSTM_DEVICE RawX load_x(int at) const { return load<X>(row_at<X>(in.residual.data ? p.call.sum : in.x), at); }
 
   // x += residual, which is stored. Then the registers of the residual get the gate.
-  XLSTM_DEVICE void add_residual(Head& x, Raw (&second)[kChunks]) const {
-    const auto add_chunk = [&](Raw& a, const Raw& b, int at) {
+  XLSTM_DEVICE void add_residual(Head& x, RawY (&second)[kChunks]) const {
+    const auto add_chunk = [&](RawX& a, const RawY& b, int at) {
       add<E, kAligned>(a, b, p.dtypes.sum);
-      store(row_at(p.call.sum), at, a);
+      store_at<X, kAligned>(row_at<X>(p.call.sum), at, int(in.features), a);
     };
 #pragma unroll
     for (int k = 0; k < kChunks; ++k)
       if (x.offset(k) < x.features) add_chunk(x.chunk[k], second[k], x.offset(k));
-    load_chunks(x, in.gate, row_at(in.gate), second);
+    load_chunks<Y>(x, in.gate, row_at<Y>(in.gate), second);
     x.each_remaining([&](int at) {
-      Raw sum = load(row_at(in.x), at);
-      add_chunk(sum, load(row_at(in.residual), at), at);
+      RawX sum = load<X>(row_at<X>(in.x), at);
+      add_chunk(sum, load<Y>(row_at<Y>(in.residual), at), at);
     });
   }
 
@@ -115,33 +124,33 @@ struct NormForward {
     rstd = reciprocal_sqrt(exchange.sum(squares) * inverse_features + float(in.eps));
   }
 
-  XLSTM_DEVICE void store_y(const Head& x, float mean, float rstd, const Raw (&gate)[kChunks]) const {
-    const RowStart y_row = row_at(p.call.y), weight_row = row_start<E>(in.weight, from);
-    const auto finish = [&](const Raw& raw, int at, const Raw& weight, const Raw& gate) {
-      store(y_row, at, normalised(raw, at, mean, rstd, weight, gate));
+  XLSTM_DEVICE void store_y(const Head& x, float mean, float rstd, const RawY (&gate)[kChunks]) const {
+    const RowStart y_row = row_at<Y>(p.call.y), weight_row = row_start<Weight>(in.weight, from);
+    const auto finish = [&](const RawX& raw, int at, const RawWeight& weight, const RawY& gate) {
+      store_as<Y, E, kAligned>(y_row, at, int(in.features), normalised(raw, at, mean, rstd, weight, gate));
     };
 #pragma unroll
     for (int k0 = 0; k0 < kChunks; k0 += kWeights) {
-      Raw weight[kWeights];
-      load_chunks(x, in.weight, weight_row, weight, k0);
+      RawWeight weight[kWeights];
+      load_chunks<Weight>(x, in.weight, weight_row, weight, k0);
 #pragma unroll
       for (int k = k0; k < k0 + kWeights; ++k)
         if (x.offset(k) < x.features) finish(x.chunk[k], x.offset(k), weight[k - k0], gate[k]);
     }
     x.each_remaining([&](int at) {
-      finish(load_x(at), at, in.weight.data ? load(weight_row, at) : Raw{},
-             in.gate.data ? load(row_at(in.gate), at) : Raw{});
+      finish(load_x(at), at, in.weight.data ? load<Weight>(weight_row, at) : RawWeight{},
+             in.gate.data ? load<Y>(row_at<Y>(in.gate), at) : RawY{});
     });
   }
   // The chunk of y at feature `at`. A weight and a gate that the call does not have are not used.
-  XLSTM_DEVICE Raw normalised(const Raw& raw, int at, float mean, float rstd, const Raw& weight,
-                              const Raw& gate) const {
+  XLSTM_DEVICE Raw normalised(const RawX& raw, int at, float mean, float rstd, const RawWeight& weight,
+                              const RawY& gate) const {
     Chunk c = unpack(raw);
     if (in.centred) each([&](float& v) { v -= mean; }, c);
     each([&](float& v) { v *= rstd; }, c);
     Raw y = rounded<E, kAligned>(c, p.dtypes.n);
     if (in.weight.data) multiply<E, kAligned>(y, weight, p.dtypes.weighted);
-    if (in.bias.data) add<E, kAligned>(y, load(row_start<E>(in.bias, from), at), p.dtypes.z);
+    if (in.bias.data) add<E, kAligned>(y, load<Weight>(row_start<Weight>(in.bias, from), at), p.dtypes.z);
     if (in.gate.data) {
       Chunk s = unpack(gate);
       each([](float& v) { v = sigmoid(v); }, s);

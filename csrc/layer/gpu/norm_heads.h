@@ -8,13 +8,13 @@
 
 namespace xlstm::gpu::layer {
 
-// Kernels of one dtype are for heads that fit into a group's registers; kernels of Any also take longer heads.
+// Kernels of named dtypes are for heads that fit into a group's registers; kernels of Any also take longer heads.
 template <class E, bool kAligned>
-constexpr bool kAnyLength = !kPacked<E, kAligned>;
+constexpr bool kAnyLength = !kAligned || std::is_same_v<E, Any>;
 
 template <class E, bool kAligned, int kChunks>
 struct HeadChunks {
-  using Raw = RawChunk<E, kAligned>;
+  using Raw = RawChunk<typename Roles<E>::X, kAligned>;
   Raw chunk[kChunks];
   Group group;
   int features;  // 0 without a head

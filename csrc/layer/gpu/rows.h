@@ -3,8 +3,9 @@
 //
 // A thread handles chunks of eight features: 16 bytes of a two-byte dtype, 32 bytes of float. Accesses are vectors of
 // 16 bytes where all chunks are complete and aligned to 16 bytes (kAligned), and single elements elsewhere. A kernel is
-// compiled for each dtype that all of its tensors may share, and once for Any, which reads the tensors' dtypes, mixed
-// ones too, from the params: one uniform branch a chunk. Registers hold float.
+// compiled for each dtype that all of its tensors may share, norms for the two mixtures of training too (Mixed), and
+// once for Any, which reads the tensors' dtypes from the params: one uniform branch a chunk, behind which the load must
+// have arrived. Registers hold float.
 #pragma once
 
 #include "arch/elementwise.h"
@@ -15,6 +16,27 @@ namespace xlstm::gpu::layer {
 
 constexpr int kChunk = 8;
 struct Any {};  // the dtype that the tensor's params name
+// What autocast makes: weights are float, what products read and write is of Y, and what a norm is of (x, the sum with
+// the residual, their gradients) is of X.
+template <class X_, class Y_>
+struct Mixed {
+  using X = X_;
+  using Y = Y_;
+};
+template <class E>
+struct Roles {
+  using X = E;
+  using Y = E;
+  using Weight = E;
+  static constexpr bool is_mixed = std::is_same_v<E, Any>;
+};
+template <class X_, class Y_>
+struct Roles<Mixed<X_, Y_>> {
+  using X = X_;
+  using Y = Y_;
+  using Weight = float;
+  static constexpr bool is_mixed = true;
+};
 
 struct Chunk {
   float value[kChunk];
@@ -30,14 +52,14 @@ XLSTM_DEVICE void with_dtype(xlstm_dtype dtype, F&& f) {
     f(Float16{});
 }
 
-// A chunk in the format of memory. Its loads may still be in flight, as no instruction has used it. With mixed dtypes a
-// raw chunk is a Chunk of floats.
+// A chunk in the format of memory. Its loads may still be in flight, as no instruction has used it. Where dtypes
+// differ, a raw chunk is a Chunk of floats.
 template <class E>
 struct PackedChunk {
   Vec16 vec[sizeof(E) / 2];
 };
 template <class E, bool kAligned>
-constexpr bool kPacked = kAligned && !std::is_same_v<E, Any>;
+constexpr bool kPacked = kAligned && !Roles<E>::is_mixed;
 template <class E, bool kAligned>
 using RawChunk = std::conditional_t<kPacked<E, kAligned>, PackedChunk<E>, Chunk>;
 
@@ -192,6 +214,15 @@ XLSTM_DEVICE void store_chunk(const xlstm_rows& x, int64_t row, int64_t at, int6
   store_at<E, kAligned>(row_start<E>(x, row * x.stride), at, features, pack_chunk<E, kAligned>(c));
 }
 
+// Stores a chunk of E in the dtype of the row, To.
+template <class To, class E, bool kAligned>
+XLSTM_DEVICE void store_as(const RowStart& row, int at, int features, const RawChunk<E, kAligned>& raw) {
+  if constexpr (std::is_same_v<To, E>)
+    store_at<To, kAligned>(row, at, features, raw);
+  else
+    store_at<To, kAligned>(row, at, features, pack_chunk<To, kAligned>(unpack(raw)));
+}
+
 XLSTM_DEVICE void clear(Chunk& c) {
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) c.value[j] = 0;
@@ -200,7 +231,7 @@ XLSTM_DEVICE void clear(Chunk& c) {
 // Rounds a chunk as a store and a load in this dtype would.
 template <class E>
 XLSTM_DEVICE void round_chunk(Chunk& c, xlstm_dtype dtype) {
-  if constexpr (std::is_same_v<E, Any>) {
+  if constexpr (Roles<E>::is_mixed) {
     with_dtype(dtype, [&](auto e) { round_chunk<decltype(e)>(c, dtype); });
   } else if constexpr (sizeof(E) == 2) {
 #pragma unroll
@@ -219,6 +250,12 @@ XLSTM_DEVICE void each(F&& f, Chunk& c, Chunks&... others) {
   for (int j = 0; j < kChunk; ++j) f(c.value[j], others.value[j]...);
 }
 
+XLSTM_DEVICE void pack_into(Chunk& to, const Chunk& c) { to = c; }
+template <class E>
+XLSTM_DEVICE void pack_into(PackedChunk<E>& to, const Chunk& c) {
+  to = pack_chunk<E, true>(c);
+}
+
 // The raw chunk, rounded as a store and a load in this dtype would round it, for further operations.
 template <class E, bool kAligned>
 XLSTM_DEVICE RawChunk<E, kAligned> rounded(Chunk c, xlstm_dtype dtype) {
@@ -226,26 +263,28 @@ XLSTM_DEVICE RawChunk<E, kAligned> rounded(Chunk c, xlstm_dtype dtype) {
   return pack_chunk<E, kAligned>(c);
 }
 // Products and sums of rounded chunks, rounded to this dtype.
-template <class E, bool kAligned>
-XLSTM_DEVICE void multiply(RawChunk<E, kAligned>& raw, const RawChunk<E, kAligned>& by, xlstm_dtype dtype) {
+template <class E, bool kAligned, class Raw, class By>
+XLSTM_DEVICE void multiply(Raw& raw, const By& by, xlstm_dtype dtype) {
   if constexpr (kTwoByte<E, kAligned>) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) raw.vec[0].word[w] = mul_pair(E{}, raw.vec[0].word[w], by.vec[0].word[w]);
   } else {
     Chunk c = unpack(raw), other = unpack(by);
     each([](float& v, float& o) { v *= o; }, c, other);
-    raw = rounded<E, kAligned>(c, dtype);
+    round_chunk<E>(c, dtype);
+    pack_into(raw, c);
   }
 }
-template <class E, bool kAligned>
-XLSTM_DEVICE void add(RawChunk<E, kAligned>& raw, const RawChunk<E, kAligned>& added, xlstm_dtype dtype) {
+template <class E, bool kAligned, class Raw, class Added>
+XLSTM_DEVICE void add(Raw& raw, const Added& added, xlstm_dtype dtype) {
   if constexpr (kTwoByte<E, kAligned>) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) raw.vec[0].word[w] = add_pair(E{}, raw.vec[0].word[w], added.vec[0].word[w]);
   } else {
     Chunk c = unpack(raw), other = unpack(added);
     each([](float& v, float& o) { v += o; }, c, other);
-    raw = rounded<E, kAligned>(c, dtype);
+    round_chunk<E>(c, dtype);
+    pack_into(raw, c);
   }
 }
 

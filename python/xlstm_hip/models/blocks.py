@@ -28,16 +28,26 @@ def to_be_called(module: nn.Module) -> bool:
 
 
 def normed(norm: Any, x: Tensor, then: Any) -> Tensor:
-    """The norm of x, which `then` reads. Under autocast it is of the dtype of the products there, unless others may
-    see it."""
+    """The norm of x, which `then` reads, None: anyone. Under autocast it is of the dtype of the products there, unless
+    others may see it."""
     if to_be_called(norm):
         return norm(x)
     return layers.rms_norm(x, norm.weight, norm.bias, norm.eps, _dtype_for(then, norm, x))
 
 
+def add_and_norm(norm: Any, x: Tensor, y: Tensor | None, then: Any) -> tuple[Tensor, Tensor]:
+    """x + y and its norm, which `then` reads; without y, x and its norm."""
+    if y is None:
+        return x, normed(norm, x, then)
+    if to_be_called(norm):
+        x = x + y
+        return x, norm(x)
+    return layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps, _dtype_for(then, norm, x, y))
+
+
 def _dtype_for(then: Any, norm: Any, *normed: Tensor) -> torch.dtype | None:
     """The dtype of a norm that only products read, where torch's promotion would make it float32."""
-    if to_be_called(then) or promoted_dtype(*normed, norm.weight, norm.bias) != torch.float32:
+    if then is None or to_be_called(then) or promoted_dtype(*normed, norm.weight, norm.bias) != torch.float32:
         return None
     return product_dtype(normed[0])
 
@@ -86,21 +96,26 @@ def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
     return ffn.proj_down(layers.swiglu(ffn.proj_up_gate(x), ffn.proj_up(x)))
 
 
-def run_block(
+def run_block_in_stack(
     block: Any,  # its mlstm_layer takes what mLSTMLayer's forward does
     call: MLSTMCall,
     x: Tensor,  # (B, S, D)
+    y: Tensor | None,  # of the block before, still to be added to x
     state: LayerState | None,
     mask: Tensor | None,  # (B, S)
+) -> tuple[Tensor, Tensor, LayerState | None]:
+    """The block of x + y: x and y again, so that the next norm does this addition, too."""
+    x, y = add_and_norm(block.norm_mlstm, x, y, block.mlstm_layer)
+    y, state = block.mlstm_layer(y, state, mask, call)
+    x, y = add_and_norm(block.norm_ffn, x, y, block.ffn)
+    return x, block.ffn(y) if to_be_called(block.ffn) else run_feed_forward(block.ffn, y), state
+
+
+def run_block(
+    block: Any, call: MLSTMCall, x: Tensor, state: LayerState | None, mask: Tensor | None
 ) -> tuple[Tensor, LayerState | None]:
-    y, state = block.mlstm_layer(normed(block.norm_mlstm, x, block.mlstm_layer), state, mask, call)
-    norm, ffn = block.norm_ffn, block.ffn
-    if to_be_called(norm):
-        x = x + y
-        y = norm(x)
-    else:
-        x, y = layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps, _dtype_for(ffn, norm, x, y))
-    return x + (ffn(y) if to_be_called(ffn) else run_feed_forward(ffn, y)), state
+    x, y, state = run_block_in_stack(block, call, x, None, state, mask)
+    return x + y, state
 
 
 def norm_options(config: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_cu_seqlens, is_tensor, one_of
 from .._core.device import is_amd_gpu
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
-from .blocks import mLSTMBlock, norm_options
+from .blocks import add_and_norm, mLSTMBlock, norm_options, run_block_in_stack, to_be_called
 from .checkpoint import read_model, write_model
 from .config import xLSTMLargeConfig
 from .config_files import SpecialTokens
@@ -55,17 +55,23 @@ class xLSTMLargeBlockStack(nn.Module):
     ) -> tuple[Tensor, State]:
         call = MLSTMCall.of_model(self.config, x, keep_state, cu_seqlens)
         last: State = {}
+        y: Tensor | None = None  # of the last block, still to be added to x
+        checkpointed = self.activation_checkpointing and torch.is_grad_enabled()
         for number, block in enumerate(self.blocks):
             layer_state = None if state is None else state[number]
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                x, new = checkpoint(block, x, layer_state, mask, call, use_reentrant=False)
+            if not checkpointed and not to_be_called(block):
+                x, y, new = run_block_in_stack(block, call, x, y, layer_state, mask)
             else:
-                x, new = block(x, layer_state, mask, call)
+                x, y = x if y is None else x + y, None
+                if checkpointed:
+                    x, new = checkpoint(block, x, layer_state, mask, call, use_reentrant=False)
+                else:
+                    x, new = block(x, layer_state, mask, call)
             if new is not None:
                 last[number] = new
         if state is not None and not x.requires_grad:
             state.update(last)  # as the official model does, so that a caller may keep its dict
-        return self.out_norm(x), last
+        return add_and_norm(self.out_norm, x, y, None)[1], last
 
 
 class xLSTMLarge(nn.Module):
