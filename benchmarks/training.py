@@ -68,20 +68,36 @@ def steps_of(session: Session, name: str, device: torch.device) -> dict[str, Cal
 
 def measure(session: Session, name: str, advance: Advance) -> Results:
     machine, size = session.machine, SIZES[name]
-    entries: list[Entry] = []
+    entries: list[Entry] = [
+        {"name": name, "provider": XLSTM_HIP if name.startswith(XLSTM_HIP) else OFFICIAL}
+        for name in session.args.contenders
+    ]
     calls: dict[str, Step] = {}
-    for contender, make in steps_of(session, name, machine.device).items():
-        entry: Entry = {"name": contender, "provider": XLSTM_HIP if contender.startswith(XLSTM_HIP) else OFFICIAL}
-        entries.append(entry)
-        try:
-            step = make()
-            entry["loss"] = first_loss(step)
-            for _ in range(2):  # compiles, and makes the optimizer's state
-                step()
-            entry["bytes"] = machine.peak_bytes(step)
-            calls[contender] = step
-        except Exception as error:
-            entries[-1] = failure(machine, entry, error)
+
+    def attempt(part: Callable[[Entry], None]) -> None:
+        for at, entry in enumerate(entries):
+            if "failed" in entry or "missing" in entry:
+                continue
+            try:
+                part(entry)
+            except Exception as error:
+                entries[at] = failure(machine, entry, error)
+                calls.pop(entry["name"], None)
+
+    makers = steps_of(session, name, machine.device)
+
+    def first(entry: Entry) -> None:
+        calls[entry["name"]] = step = makers[entry["name"]]()
+        entry["loss"] = first_loss(step)
+
+    def prepare(entry: Entry) -> None:
+        step = calls[entry["name"]]
+        for _ in range(2):  # compiles, and makes the optimizer's state
+            step()
+        entry["bytes"] = machine.peak_bytes(step)
+
+    attempt(first)  # of all, since a step of one changes the weights that its other form shares
+    attempt(prepare)
     check(entries)
     session.race(entries, calls, advance)
     for entry in entries:
