@@ -82,4 +82,31 @@ XLSTM_DEVICE T shuffle_from(T x, int lane, int width) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+// A lane's float from another lane of its row of sixteen lanes, without LDS: kControl as the instruction set's DPP
+// says, zero where there is no such lane.
+template <int kControl>
+XLSTM_DEVICE float from_row(float x) {
+  return __builtin_bit_cast(float,
+                            __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, x), kControl, 0xf, 0xf, true));
+}
+// The sum over a row of sixteen lanes, in each of them.
+XLSTM_DEVICE float sum_over_row(float x) {
+  constexpr int kRotate = 0x120;
+  x += from_row<kRotate + 8>(x);
+  x += from_row<kRotate + 4>(x);
+  x += from_row<kRotate + 2>(x);
+  return x + from_row<kRotate + 1>(x);
+}
+// The sum over the lanes of the row before this one.
+XLSTM_DEVICE float sum_before_in_row(float x) {
+  constexpr int kShiftUp = 0x110;
+  x = from_row<kShiftUp + 1>(x);
+  x += from_row<kShiftUp + 1>(x);
+  x += from_row<kShiftUp + 2>(x);
+  x += from_row<kShiftUp + 4>(x);
+  return x + from_row<kShiftUp + 8>(x);
+}
+#endif
+
 }  // namespace xlstm::gpu

@@ -35,7 +35,6 @@ WITHOUT_MATRICES = {
     "scan_segment_states",
     "scan_normaliser_states",
     "copy_n_and_m",
-    "scan_stabilisers",
     "segment_border_flows",
     "dsink_kernel",
     "sum_dkdv_kernel",
@@ -43,7 +42,7 @@ WITHOUT_MATRICES = {
 }
 
 # Templates that CDNA alone has: on other chips they are empty, or not there.
-OF_CDNA = {"chunk_walk_cdna", "gemm_packed_kernel", "heads_step", "pack_kernel"}
+OF_CDNA = {"chunk_scores_cdna", "chunk_walk_cdna", "gemm_packed_kernel", "heads_step", "pack_kernel"}
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
@@ -108,6 +107,12 @@ NOTES: list[tuple[str, str, str]] = [
         CDNA,
         r"chunk_scores<(bf16|fp16), .*",
         "the addresses of each slice of 64 features, and of the one strip that a wave has of the slice.",
+    ),
+    (
+        CDNA,
+        r"chunk_scores_cdna<.*",
+        "each token of k, in backward of q too, is weighted and summed over tokens in floats, and dh h is a sum over "
+        "features: as many multiply-adds beside the products as a row of the state would take.",
     ),
     (
         "gfx1100",

@@ -113,6 +113,14 @@ def chunk_scores(kernel: Kernel, element: str, chunk: str, backward: str) -> Sha
     return Shape(lds, macs=products * macs * times(kernel, element))
 
 
+def chunk_scores_cdna(kernel: Kernel, element: str, chunk: str, backward: str) -> Shape:
+    """A wave has a chunk; a loop's turn takes two steps of features, as many as a strip has rows."""
+    tokens, step = int(chunk), strip_step(kernel, element)
+    macs = 2 * tokens * tokens * step
+    products = 2 if backward == "true" else 1  # q k^T, and dh v^T
+    return Shape(0, macs=products * macs * times(kernel, element))
+
+
 def forward_kernel(kernel: Kernel, element: str, dqk: str, dv: str, score_mod: str) -> Shape:
     shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), score_mod == "true")
     macs = shape["rows"] * shape["keys"] * (int(dqk) + int(dv)) // waves(kernel)
@@ -187,6 +195,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         chunk_walk_cdna,
         chunk_walk_wide,
         chunk_scores,
+        chunk_scores_cdna,
         forward_kernel,
         probabilities_kernel,
         decode_kernel,

@@ -135,7 +135,7 @@ constexpr int kSliceColumns = 64;  // features that the score kernel takes at a 
 constexpr int scores_lds_bytes(Family f, int element_bytes, int chunk, bool backward) {
   const int slices = (f == Family::nvidia ? 2 : 1) * 2 * chunk * kSliceColumns * element_bytes;
   const int products = (backward ? 2 : 1) * chunk * (chunk + 1) * 4;
-  return (slices > products ? slices : products) + 32 * chunk + 40;  // ChunkGates
+  return (slices > products ? slices : products) + 32 * chunk;  // ChunkGates
 }
 
 }  // namespace xlstm::gpu::mlstm

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a GPU: the order of the kernels, and their workspace.
-//   forward    gates, stabilisers - scores - n before each chunk - normalisers - walk; or, where the walk makes
-//              scores, n and normalisers itself, gates, stabilisers - gate terms - walk
-//   backward   gates, stabilisers - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
+//   forward    gates - scores - n before each chunk - normalisers - walk; or, where the walk makes scores, n and
+//              normalisers itself, gates - gate terms - walk
+//   backward   gates - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
 // A walk that is split into segments is three launches (chunk_walk.hip).
 #include <algorithm>
 
@@ -13,6 +13,7 @@
 #include "mlstm/chunkwise/launch.h"
 #include "mlstm/chunkwise/normalisers.h"
 #include "mlstm/chunkwise/scores.h"
+#include "mlstm/chunkwise/scores_cdna.h"
 #include "mlstm/chunkwise/stabilisers.h"
 #include "mlstm/gpu/tensor_layout.h"
 
@@ -55,6 +56,10 @@ template <class E, bool kBackward>
 void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
   if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
     if (p.where.chunk == kHopperChunk) return launch_scores_hopper<kBackward>(p, stream);
+  if constexpr (!kAsyncCopies)
+    if (chip.family == Family::cdna && rows_are_vectors(p, kBackward))
+      return launch("scores", chunk_scores_cdna<E, strip_step(Family::cdna, sizeof(E)), kBackward>,
+                    {chunks(p.where), kScoresCdnaThreads, 0}, stream, p);
   const Grid grid{chunks(p.where), scores_threads(chip.family),
                   scores_lds_bytes(chip.family, sizeof(E), p.where.chunk, kBackward)};
   if (p.where.chunk == 32)
@@ -80,16 +85,17 @@ void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const
 // Workspace of the gates, in forward and in backward.
 struct CommonMemory {
   Sequences where;
-  double *lf_sums, *m_maxima, *m_before, *m;
+  StabiliserSums stabiliser_sums;
+  double* m;
   void* scores;
   float *factors, *decay, *chunk_n;
 
   // scores_in_memory: false where no kernel writes scores to memory, nor n before each chunk.
   CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool scores_in_memory = true)
       : where(sequences(in, chunk)),
-        lf_sums(arena.take<double>(chunks(where))),
-        m_maxima(arena.take<double>(chunks(where))),
-        m_before(arena.take<double>(chunks(where))),
+        stabiliser_sums{arena.take<double>(padded_tokens(where)), arena.take<double>(padded_tokens(where)),
+                        arena.take<double>(padded_tokens(where)), arena.take<double>(chunks(where)),
+                        arena.take<double>(chunks(where)),        arena.take<double>(chunks(where))},
         m(arena.take<double>(padded_tokens(where))),
         scores(arena.take<char>(scores_in_memory ? padded_tokens(where) * chunk * element_bytes(in.q) : 0)),
         factors(arena.take<float>(kFactors * padded_tokens(where))),
@@ -97,13 +103,11 @@ struct CommonMemory {
         chunk_n(arena.take<float>(scores_in_memory ? chunks(where) * in.dqk : 0)) {}
 };
 
-void launch_stabilisers(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
-  const GateParams p{memory.where,         tokens(in.i, 1, in), tokens(in.f, 1, in),
-                     floats(in.m_initial), floats(m_last),      memory.lf_sums,
-                     memory.m_maxima,      memory.m_before,     in.gate == XLSTM_GATE_SIGMOID};
+void launch_gates(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
+  const GateParams p{memory.where,   tokens(in.i, 1, in),    tokens(in.f, 1, in),          floats(in.m_initial),
+                     floats(m_last), memory.stabiliser_sums, in.gate == XLSTM_GATE_SIGMOID};
   launch("gates", memory.where.chunk > kTokenLanes ? chunk_gate_sums<2> : chunk_gate_sums<1>,
          {ceil_div(chunks(memory.where), kChunksPerBlock), kGateThreads, 0}, stream, p);
-  launch("stabilisers", scan_stabilisers<0>, {states(memory.where), kGateScanThreads, 0}, stream, p);
 }
 
 ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
@@ -113,7 +117,8 @@ ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
   p.k = tokens(in.k, in.dqk, in);
   p.i = tokens(in.i, 1, in);
   p.f = tokens(in.f, 1, in);
-  p.m_before = memory.m_before;
+  p.sums = memory.stabiliser_sums;
+  p.m_initial = floats(in.m_initial);
   p.m = memory.m;
   p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
   p.normalize = normalised(in);
@@ -163,8 +168,9 @@ template <class E>
 void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const ForwardMemory& memory, Stream stream) {
   const xlstm_mlstm& in = call.in;
   const Chip& chip = plan.chip;
-  launch_stabilisers(memory, in, call.m_last, stream);
+  launch_gates(memory, in, call.m_last, stream);
   ScoreParams scores = score_params(memory, in);
+  scores.m_last = floats(call.m_last);
   const ScoringParams scoring{memory.gate_terms, floats(in.n_initial), floats(call.n_last), floats(call.l),
                               memory.segment_n,  float(scores.scale),  float(in.eps),       normalised(in)};
   if (plan.walk.makes_scores) {
@@ -314,7 +320,6 @@ FlowParams flow_params(const xlstm_mlstm_backward& call, const BackwardPlan& pla
   p.di = tokens(call.di, 1, in);
   p.df = tokens(call.df, 1, in);
   p.m = memory.m;
-  p.m_before = memory.m_before;
   p.factors = memory.factors;
   p.decay = memory.decay;
   p.flows = memory.flows;
@@ -361,7 +366,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   const Chip& chip = plan.chip;
   const int dqk = int(in.dqk);
   const float* dn_last = in.normalizer_grad ? floats(call.dn_last) : nullptr;  // else n counts as a constant, as N does
-  launch_stabilisers(memory, in, nullptr, stream);
+  launch_gates(memory, in, nullptr, stream);
   const ScoreParams scores = backward_score_params(call, memory);
   launch_scores<E, true>(scores, chip, stream);
   launch_vectors({memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate factors of the tokens of one chunk: the exponents of D, and the factors that the walks read. The first
-// token's lf is stored apart from the sums of lf, because it belongs to the decay of what comes from before the chunk.
+// The gate factors of the tokens of one chunk: the exponents of D, and the factors that the walks read. They
+// follow from m before the chunk and from the sums of lf (stabilisers.h).
 #pragma once
 
 #include <numbers>
@@ -26,9 +26,6 @@ XLSTM_DEVICE float pair_decay_exact(float row_high, float row_low, float column_
 // The gates of one chunk, in LDS.
 template <int kChunk>
 struct ChunkGates {
-  static constexpr int kGroups = (kChunk + kTokenLanes - 1) / kTokenLanes;
-  double first_lf;
-  GateSums group[2];  // the effect on m of each lane group's tokens, without first_lf
   float row_high[kChunk], row_low[kChunk], column_high[kChunk], column_low[kChunk];  // exponents of 2
   float scale_over_n[kChunk], dl_n[kChunk], into[kChunk], dl_inter[kChunk];
 };
@@ -38,47 +35,46 @@ struct TokenFactors {
   double m, l, inter;
 };
 
-// Called by all threads that `sync` synchronises; thread t has token t. scale_over_n is set in backward only.
-template <bool kBackward, int kChunk, class Sync>
-XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk& c, ChunkGates<kChunk>& g, int t,
-                                               Sync&& sync) {
-  constexpr int kGroups = ChunkGates<kChunk>::kGroups;
+// m before a chunk, for a group of kTokenLanes lanes, which add up what the chunks before it do.
+XLSTM_DEVICE double stabiliser_before(const ScoreParams& p, const Chunk& c, int lane) {
+  const double m = p.m_initial ? double(p.m_initial[c.head.state]) : 0.0;
+  const int64_t first = c.head.slot_of(p.where, 0), chunks = c.slot - first;
+  if (chunks == 0) return m;
+  const int64_t each = (chunks + kTokenLanes - 1) / kTokenLanes, begin = lane * each;
+  const int64_t end = begin + each < chunks ? begin + each : chunks;
+  GateSums sums[1];
+  for (int64_t j = begin; j < end; ++j)
+    sums[0] = sums[0].then({p.sums.chunk_lf[first + j], p.sums.chunk_max[first + j]});
+  scan_gates(sums, lane);
+  const GateSums all{shuffle_from(sums[0].sum, kTokenLanes - 1, kTokenLanes),
+                     shuffle_from(sums[0].max, kTokenLanes - 1, kTokenLanes)};
+  return all.after(p.sigmoid, m);
+}
+
+// Called by whole groups of kTokenLanes lanes; thread t has token t. scale_over_n is set in backward only.
+template <bool kBackward, int kChunk>
+XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk& c, ChunkGates<kChunk>& g, int t) {
+  if (t >= (kChunk + kTokenLanes - 1) / kTokenLanes * kTokenLanes) return {};
   const bool inside = t < c.valid;
-  const double m_before = p.m_before[c.slot];
+  const int64_t at = c.slot * kChunk + (t < kChunk ? t : 0), end = (c.slot + 1) * kChunk - 1;
   const float l = kBackward && inside ? p.l_saved[c.head.row * p.where.length + c.t0 + t] : 0.0f;
-  double ig = -INFINITY;
-  GateSums x[1];
-  if (t < kGroups * kTokenLanes) {
-    if (inside) {
-      const TokenGates gates = token_gates(p.i, p.f, p.sigmoid, c.head, c.t0 + t);
-      ig = gates.ig;
-      x[0] = {t == 0 ? 0.0 : gates.lf, ig};
-      if (t == 0) g.first_lf = gates.lf;
-    }
-    scan_gates(x, t % kTokenLanes);
-    if (t % kTokenLanes == kTokenLanes - 1) g.group[t / kTokenLanes] = x[0];
-  }
-  sync();
+  const GateSums sums_to_token{p.sums.lf[at], p.sums.max[at]}, chunk_sums{p.sums.lf[end], p.sums.max[end]};
+  const double column_of_e = p.sums.column[at], first_lf = p.sums.first_lf[c.slot];
+  const double m_before = stabiliser_before(p, c, t % kTokenLanes);
   if (t >= kChunk) return {};
-  GateSums sums_to_token = x[0], chunk_sums = g.group[0];
-  if constexpr (kGroups == 2) {
-    if (t >= kTokenLanes) sums_to_token = chunk_sums.then(sums_to_token);
-    chunk_sums = chunk_sums.then(g.group[1]);
-  }
-  const double decayed_m_before = g.first_lf + m_before;
+  const double decayed_m_before = first_lf + m_before;
   const double m = sums_to_token.after(p.sigmoid, decayed_m_before),
                m_end = chunk_sums.after(p.sigmoid, decayed_m_before);
   constexpr double kToTwo = std::numbers::log2e;
-  const double row = (sums_to_token.sum - m) * kToTwo, column = (ig - sums_to_token.sum) * kToTwo;
+  const double row = (sums_to_token.sum - m) * kToTwo, column = column_of_e * kToTwo;
   g.row_high[t] = float(row);
   g.row_low[t] = float(row - float(row));
   g.column_high[t] = float(column);
   g.column_low[t] = column > -INFINITY ? float(column - float(column)) : 0.0f;
-  const double state_share = inside ? exp(g.first_lf + sums_to_token.sum + (m_before - m)) : 0.0;
-  const float into = inside ? float(exp(ig - sums_to_token.sum + (chunk_sums.sum - m_end))) : 0.0f;
+  const double state_share = inside ? exp(first_lf + sums_to_token.sum + (m_before - m)) : 0.0;
+  const float into = inside ? float(exp(column_of_e + (chunk_sums.sum - m_end))) : 0.0f;
   TokenFactors factors{m, l, p.scale * state_share};
   g.into[t] = into;
-  const int64_t at = c.slot * kChunk + t;
   p.m[at] = m;
   if constexpr (kBackward) {
     const double n = normaliser(p.normalize, l, m, p.eps);
@@ -90,7 +86,10 @@ XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk
   }
   p.factors[factor_at(c.slot, kInter, t, kChunk)] = float(factors.inter);
   p.factors[factor_at(c.slot, kInto, t, kChunk)] = into;
-  if (t == 0) p.decay[c.slot] = float(exp(g.first_lf + chunk_sums.sum + (m_before - m_end)));
+  if (t == 0) {
+    p.decay[c.slot] = float(exp(first_lf + chunk_sums.sum + (m_before - m_end)));
+    if (p.m_last && c.t0 + kChunk >= c.head.end) p.m_last[c.head.state] = float(m_end);
+  }
   return factors;
 }
 

@@ -117,13 +117,10 @@ XLSTM_DEVICE double sum_tiles(const FlowParams& p, const float* dots, int tiles,
   return sum;
 }
 
-// Whether the stabiliser after a token came from its input gate.
+// Whether the stabiliser after a token is its log input gate. With the sigmoid gate nothing flows through m.
 template <int kEach>
 XLSTM_DEVICE bool stops_at(const FlowParams& p, const ChunkTokens<kEach>& t, int j) {
-  if (!t.inside(j)) return false;
-  const double m_before = t.first_in_chunk + j > 0 ? p.m[t.at + j - 1] : p.m_before[t.slot];
-  const TokenGates x = token_gates(p.i, p.f, p.sigmoid, t.head, t.first + j);
-  return !keeps_stabiliser(x.lf, m_before, x.ig);
+  return t.inside(j) && !(p.m[t.at + j] > load_gate(p.i, t.head, t.first + j));
 }
 
 template <int kEach>

@@ -45,7 +45,7 @@ struct Scores {
   ChunkGates<kChunk>* gates;
   int strip_row[kWaveStrips], strip_column[kWaveStrips];  // -1: no strip
 
-  static_assert(sizeof(ChunkGates<kChunk>) == 32 * kChunk + 40);
+  static_assert(sizeof(ChunkGates<kChunk>) == 32 * kChunk);
 
   XLSTM_DEVICE Scores(const ScoreParams& params, const Chunk& chunk, char* memory) : p(params), c(chunk), lds(memory) {
     gates = reinterpret_cast<ChunkGates<kChunk>*>(lds + scores_lds_bytes(kFamily, sizeof(E), kChunk, kBackward) -
@@ -227,11 +227,13 @@ struct Scores {
 
   XLSTM_DEVICE void run() {
     Strip<E> dhv[kWaveStrips], qk[kWaveStrips];
-    if constexpr (kBackward) dot_outputs();  // visible after the next __syncthreads()
+    if constexpr (kBackward) dot_outputs();
     const int t = threadIdx.x;
-    const TokenFactors factors = compute_gate_factors<kBackward>(p, c, *gates, t, [] { __syncthreads(); });
-    if constexpr (kBackward)
+    const TokenFactors factors = compute_gate_factors<kBackward>(p, c, *gates, t);
+    if constexpr (kBackward) {
+      __syncthreads();  // all dots are in LDS
       if (t < kChunk) compute_gradient_factors(p, c, *gates, t, factors, gates->dl_n[t]);
+    }
     __syncthreads();
     if constexpr (kBackward) multiply_rows(dhv, p.dh, p.v, [](auto&&...) {});
     multiply_rows(qk, p.q, p.k, [&](const SliceTile& q, const SliceTile& k, int first) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stabilisers m at the borders between chunks. A chunk turns m into max(m + sum of lf, max): one wave computes the
-// two numbers of each chunk, and one block a head scans over the chunks. The tokens' own m are computed where they are
-// needed (scores.h).
+// What the tokens of a chunk do to the stabiliser m (StabiliserSums): one wave computes the sums of a chunk. m before a
+// chunk and at its tokens follow where they are needed (gate_factors.h).
 //
-// Floor: a few bytes a token. Latency binds: a head's chunks one after the other, some ten cycles each.
+// Floor: some 30 bytes a token. Latency binds: exp and log in double.
 #pragma once
 
 #include "mlstm/chunkwise/chunk_walk_shape.h"
@@ -11,55 +10,46 @@
 
 namespace xlstm::gpu::mlstm {
 
-constexpr int kGateThreads = 128, kGateScanThreads = 256;
+constexpr int kGateThreads = 128;
 constexpr int kChunksPerBlock = kGateThreads / kTokenLanes;
 
 template <int kEach>
 __global__ __launch_bounds__(kGateThreads) void chunk_gate_sums(const GateParams p) {
   if constexpr (has_scores(kFamily, 2, kEach * kTokenLanes)) {
+    // A sequence without tokens leaves m as it was. There are at least as many threads as states.
+    const int64_t thread = int64_t(blockIdx.x) * kGateThreads + threadIdx.x;
+    if (p.m_last && p.where.cu_seqlens && thread < p.where.sequences * p.where.heads) {
+      const Head h = head_of(p.where, thread);
+      if (h.begin >= h.end) p.m_last[thread] = p.m_initial ? p.m_initial[thread] : 0.0f;
+    }
     const ChunkTokens<kEach> t(p.where, kChunksPerBlock);
     GateSums x[kEach];
+    double ig[kEach], first_lf = 0;
 #pragma unroll
-    for (int j = 0; j < kEach; ++j)
-      if (t.inside(j)) {
-        const TokenGates gates = token_gates(p.i, p.f, p.sigmoid, t.head, t.first + j);
-        x[j] = {gates.lf, gates.ig};
-      }
+    for (int j = 0; j < kEach; ++j) {
+      ig[j] = -INFINITY;
+      if (!t.inside(j)) continue;
+      const TokenGates gates = token_gates(p.i, p.f, p.sigmoid, t.head, t.first + j);
+      const bool first = t.first_in_chunk + j == 0;
+      if (first) first_lf = gates.lf;
+      ig[j] = gates.ig;
+      x[j] = {first ? 0.0 : gates.lf, gates.ig};
+    }
     scan_gates(x, t.lane);
-    if (t.lane != kTokenLanes - 1 || !t.chunk_inside) return;
-    p.lf_sums[t.slot] = x[kEach - 1].sum;
-    p.m_maxima[t.slot] = x[kEach - 1].max;
-  }
-}
-
-template <int>
-__global__ __launch_bounds__(kGateScanThreads) void scan_stabilisers(const GateParams p) {
-  __shared__ double sums[kGateScanThreads], m_maxima[kGateScanThreads];
-  const Head h = head_of(p.where, blockIdx.x);
-  const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
-  const int64_t first = h.row * p.where.slots + h.slot;
-  double m = p.m_initial ? double(p.m_initial[h.state]) : 0.0;
-  for (int64_t done = 0; done < chunks; done += kGateScanThreads) {
-    const int64_t slot = first + done + threadIdx.x;
-    const bool inside = done + threadIdx.x < chunks;
-    __syncthreads();
-    if (inside) {
-      sums[threadIdx.x] = p.lf_sums[slot];
-      m_maxima[threadIdx.x] = p.m_maxima[slot];
+    first_lf = shuffle_from(first_lf, 0, kTokenLanes);
+    if (!t.chunk_inside) return;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      if (t.first_in_chunk + j >= p.where.chunk) break;
+      p.sums.lf[t.at + j] = x[j].sum;
+      p.sums.max[t.at + j] = x[j].max;
+      p.sums.column[t.at + j] = ig[j] - x[j].sum;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const int count = int(chunks - done < kGateScanThreads ? chunks - done : kGateScanThreads);
-      for (int j = 0; j < count; ++j) {
-        const double after = GateSums{sums[j], m_maxima[j]}.after(p.sigmoid, m);
-        sums[j] = m;
-        m = after;
-      }
-    }
-    __syncthreads();
-    if (inside) p.m_before[slot] = sums[threadIdx.x];
+    if (t.lane != kTokenLanes - 1) return;
+    p.sums.first_lf[t.slot] = first_lf;
+    p.sums.chunk_lf[t.slot] = first_lf + x[kEach - 1].sum;
+    p.sums.chunk_max[t.slot] = x[kEach - 1].max;
   }
-  if (p.m_last && threadIdx.x == 0) p.m_last[h.state] = float(m);
 }
 
 }  // namespace xlstm::gpu::mlstm

@@ -25,13 +25,19 @@ struct Tokens {
   bool is_aligned16;  // each row is a multiple of 16 bytes and begins at a multiple of 16 bytes
 };
 
+// What tokens do to the stabiliser m: it becomes max(m + sum of lf, max). The first token's lf is stored apart from the
+// sums of a chunk's tokens, because it belongs to the decay of what comes from before the chunk.
+struct StabiliserSums {
+  double *lf, *max;                         // (rows, slots, L): the chunk's tokens up to this one, without the first lf
+  double* column;                           // (rows, slots, L): the token's log input gate less `lf`
+  double *first_lf, *chunk_lf, *chunk_max;  // (rows, slots): the first token's lf; all of the chunk, with it
+};
 struct GateParams {
   Sequences where;
   Tokens i, f;
-  const float* m_initial;      // (N, NH), or null
-  float* m_last;               // or null
-  double *lf_sums, *m_maxima;  // (rows, slots): what a chunk does to m, m' = max(m + lf_sum, m_max)
-  double* m_before;            // (rows, slots)
+  const float* m_initial;  // (N, NH), or null
+  float* m_last;           // or null; here written for a sequence without tokens, else by the scores
+  StabiliserSums sums;
   bool sigmoid;
 };
 
@@ -60,7 +66,9 @@ struct TokenFlows {
 struct ScoreParams {
   Sequences where;
   Tokens q, k, i, f;
-  const double* m_before;  // (rows, slots)
+  StabiliserSums sums;
+  const float* m_initial;  // (N, NH), or null
+  float* m_last;           // or null
   double* m;               // (rows, slots, L): m after each token
   bool sigmoid, normalize, normalizer_grad;
   double eps, scale;
@@ -172,7 +180,7 @@ struct FlowSums {
 struct FlowParams {
   Sequences where;
   Tokens i, f, di, df;
-  const double *m, *m_before;
+  const double* m;
   const float *factors, *decay;
   TokenFlows flows;
   FlowSums sums;

@@ -35,9 +35,10 @@ NOTES = (
         "LDS. Waves of 256 rows would need more registers than two waves of a SIMD have.",
     ),
     (
-        r"chunk_scores<.*",
+        r"chunk_scores_cdna<.*",
         "the vector unit binds: a score is 256 multiply-adds, and also an exp, products with gates, sums over "
-        "rows, rounding and a store to LDS. This kernel takes a tenth of the walks' time.",
+        "rows and columns, and rounding; rows of k and q are weighted and summed, too. This kernel takes a tenth of "
+        "the walks' time.",
     ),
     (
         r"decode_kernel<.*",

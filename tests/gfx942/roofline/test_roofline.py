@@ -35,8 +35,8 @@ MOST_LOST_TO_BANKS = {
     **{f"chunk_walk_cdna<bf16, 256, 32, {output}>": 0.0 for output in ("h", "dv", "c", "dc")},
     **{f"chunk_walk_cdna<bf16, 512, 32, {output}>": 0.033 for output in ("dq", "dk")},
     **{f"chunk_walk_cdna<bf16, 512, 32, {output}>": 0.0 for output in ("c", "dc")},
-    "chunk_scores<bf16, 32, false>": 0.024,
-    "chunk_scores<bf16, 32, true>": 0.024,
+    "chunk_scores_cdna<bf16, 32, false>": 0.024,
+    "chunk_scores_cdna<bf16, 32, true>": 0.024,
 }
 
 

@@ -322,11 +322,10 @@ struct HopperScores {
 #pragma unroll 1
       for (int n = 0; n < kStages; ++n) load_slice(n);
     }
-    const auto sync = [] { __syncthreads(); };
-    // Its barrier also publishes the mbarriers.
-    const TokenFactors factors = compute_gate_factors<kBackward>(p, c, gates, thread, sync);
+    const TokenFactors factors = compute_gate_factors<kBackward>(p, c, gates, thread);
     float qk[32], dhv[kBackward ? 32 : 1];
     if constexpr (kBackward) {
+      __syncthreads();  // publishes the mbarriers
       float dot = 0;
       for (int n = 0; n < value_slices; ++n)
         multiply_slice(dhv, n, n == 0, [&](const char* dh) { dot += dot_outputs(dh); });
@@ -369,7 +368,7 @@ __global__ __launch_bounds__(kHopperChunk) void chunk_gate_terms_hopper(const Sc
     const uint32_t slots = uint32_t(p.where.slots);
     const Chunk c(p.where, head_of(p.where, blockIdx.x / slots), blockIdx.x % slots);
     const int t = threadIdx.x;
-    const TokenFactors factors = compute_gate_factors<false>(p, c, gates, t, [] { __syncthreads(); });
+    const TokenFactors factors = compute_gate_factors<false>(p, c, gates, t);
     float* const to = gate_terms + c.slot * kGateTermFloats;
     to[kRowHigh * kHopperChunk + t] = gates.row_high[t];
     to[kRowLow * kHopperChunk + t] = gates.row_low[t];

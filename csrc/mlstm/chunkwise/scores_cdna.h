@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scores of every chunk (scores.h) on CDNA, for tensors whose rows are vectors of 16 bytes: a wave has a chunk.
+//
+// Operands go from memory to the registers that multiply them, kAhead steps ahead; loads check bounds, so that a last
+// chunk with fewer tokens takes the same path. A lane has one column of the pairs of each strip and consecutive rows:
+// sums over rows of pairs are sums over its row of sixteen lanes. A block is one wave, so that no barrier waits; LDS
+// holds the gates of the chunk's tokens, and turns scores into vectors of their rows.
+//
+// Floor: the bytes of q and k, in backward of v, h and dh too.
+#pragma once
+
+#include "arch/memory_range.h"
+#include "arch/operands.h"
+#include "mlstm/chunkwise/scores.h"
+
+namespace xlstm::gpu::mlstm {
+
+constexpr int kScoresCdnaThreads = 64;
+
+template <class E, int kChunk, bool kBackward>
+struct CdnaScores {
+  static_assert(kChunk == kStep<E>, "the pairs of a chunk are one row of strips");
+  static constexpr int n = kVec16Elements<E>, kStrips = kChunk / kStripColumns, kRows = Strip<E>::kRegisters;
+  static constexpr int kAhead = 2, kLeft = kStreamVec16s<E>;
+  static constexpr uint32_t kBeyond = 1u << 31;   // an offset beyond every range: such a load moves nothing
+  static constexpr int kTileStride = kChunk + n;  // padding puts rows into different banks
+
+  struct Lds {
+    ChunkGates<kChunk> gates;
+    E tile[kChunk * kTileStride];
+  };
+
+  // A tensor's rows of this chunk, and this lane's offset in them without its features.
+  template <int kVecs>
+  struct Rows {
+    MemoryRange range;
+    uint32_t offset[kVecs];
+
+    template <class RowOf>
+    XLSTM_DEVICE Rows(const TokenRows<E>& of, const Chunk& c, RowOf&& row_of) {
+      const uint32_t stride = uint32_t(of.stride) * sizeof(E);
+      range = {reinterpret_cast<const char*>(of.data + c.t0 * of.stride),
+               (c.valid - 1) * stride + uint32_t(of.columns) * uint32_t(sizeof(E))};
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) offset[j] = uint32_t(row_of(j)) * stride;
+    }
+    XLSTM_DEVICE void load(Vec16 (&to)[kVecs], uint32_t features) const {
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) to[j] = load_vec16(range, offset[j] + features);
+    }
+  };
+  struct Vectors {
+    Vec16 left[kLeft], right[kStrips], with[kLeft];  // with: h beside dh
+  };
+
+  const ScoreParams& p;
+  const Chunk c;
+  Lds& lds;
+  const int lane, row0, feature;  // row0: of the first pair; feature: of the lane's vectors, in a step
+
+  XLSTM_DEVICE CdnaScores(const ScoreParams& params, const Chunk& chunk, Lds& memory)
+      : p(params), c(chunk), lds(memory), lane(lane_id()), row0(lane / 16 * kRows), feature(lane / 16 * n) {}
+
+  XLSTM_DEVICE int64_t in_slots(int t) const { return c.slot * kChunk + t; }
+  XLSTM_DEVICE int left_row(int j) const { return stream_vec16(kFamily, sizeof(E), lane, j).row; }
+  XLSTM_DEVICE auto left_rows(const Tokens& x) const {
+    return Rows<kLeft>(rows<E>(x, c.head), c, [&](int j) { return left_row(j); });
+  }
+  XLSTM_DEVICE auto right_rows(const Tokens& x) const {
+    return Rows<kStrips>(rows<E>(x, c.head), c, [&](int j) { return j * kStripColumns + lane % 16; });
+  }
+
+  // sum[t][s] = row t of `left` times row s of `right`, over `columns` features. on_step(vectors, the lane's first
+  // feature) is called for each step. before() runs once the first loads are under way.
+  template <bool kWith, class Before, class F>
+  XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kStrips], const Tokens& left, const Tokens& right, const Tokens& with,
+                                  Before&& before, F&& on_step) const {
+    const auto l = left_rows(left), w = left_rows(with);
+    const auto r = right_rows(right);
+    const int columns = left.columns;
+    Vectors vectors[kAhead];
+    const auto load = [&](Vectors& to, int at) {
+      const uint32_t features = at + feature < columns ? uint32_t(at + feature) * sizeof(E) : kBeyond;
+      l.load(to.left, features);
+      r.load(to.right, features);
+      if constexpr (kWith) w.load(to.with, features);
+    };
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) load(vectors[j], j * kUnit<E>);
+    sched_barrier();
+    before();
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) sum[s].zero();
+    for (int at = 0; at < columns; at += kAhead * kUnit<E>)
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {  // a step beyond the last one multiplies zeros
+        const Vectors& v = vectors[j];
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s) multiply(sum[s], stream_of<E>(v.left, 0), ChainOperand<E>{v.right[s]});
+        on_step(v, at + j * kUnit<E> + feature);
+        sched_barrier();
+        load(vectors[j], at + (j + kAhead) * kUnit<E>);
+        sched_barrier();
+      }
+  }
+
+  // vector[feature] = sum over tokens of weight times the token's row: each lane has a token of each of its vectors.
+  template <int kVecs>
+  XLSTM_DEVICE void sum_weighted_rows(const Vec16 (&rows)[kVecs], const float (&weight)[kVecs], float* vectors,
+                                      int first) const {
+    float sum[n];
+#pragma unroll
+    for (int e = 0; e < n; ++e) {
+      sum[e] = 0;
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) sum[e] += weight[j] * element<E>(rows[j], e);
+      sum[e] = sum_over_row(sum[e]);
+    }
+    if (lane % 16 != 0 || first >= p.q.columns) return;
+    float* to = vectors + c.slot * p.q.columns + first;
+#pragma unroll
+    for (int e = 0; e < n; ++e) to[e] = sum[e];
+  }
+
+  // Stores the strips' floats, rounded, as rows of 16-byte vectors.
+  XLSTM_DEVICE void store_pairs(const Strip<E> (&pairs)[kStrips], void* matrices) const {
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        lds.tile[(row0 + r) * kTileStride + s * kStripColumns + lane % 16] = from_float<E>(pairs[s].value[r]);
+    __syncthreads();
+    E* const to = static_cast<E*>(matrices) + c.slot * kChunk * kChunk;
+#pragma unroll
+    for (int v = 0; v < kChunk * kChunk / n / kScoresCdnaThreads; ++v) {
+      const int at = (lane + v * kScoresCdnaThreads) * n;
+      const Vec16 x = read_vec16(lds.tile + at / kChunk * kTileStride + at % kChunk);
+      *reinterpret_cast<Vec16*>(to + at) = x;
+    }
+    __syncthreads();
+  }
+
+  // D of the pair of register r of strip s.
+  XLSTM_DEVICE float decay_of(int r, int s) const {
+    constexpr auto decay = sizeof(E) == 4 ? pair_decay_exact : pair_decay;
+    const ChunkGates<kChunk>& g = lds.gates;
+    const int t = row0 + r, column = s * kStripColumns + lane % 16;
+    return decay(g.row_high[t], g.row_low[t], g.column_high[column], g.column_low[column]);
+  }
+  // Row r's sum over all columns goes to the array, by the row's first lane.
+  XLSTM_DEVICE void store_row_sums(const float (&sums)[kRows], float* to) const {
+    float sum[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] = sum_over_row(sums[r]);
+    if (lane % 16 != 0) return;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) to[in_slots(row0 + r)] = sum[r];
+  }
+  // The sum over a strip's rows goes to the array, by the lanes of its first rows.
+  XLSTM_DEVICE void store_column_sum(float sum, int strip, float* to) const {
+    sum += shuffle_xor(sum, 16);
+    sum += shuffle_xor(sum, 32);
+    if (lane < 16) to[in_slots(strip * kStripColumns + lane)] = sum;
+  }
+
+  // qk: products, then scores.
+  XLSTM_DEVICE void score_forward(Strip<E> (&qk)[kStrips]) const {
+    float sums[kRows] = {};
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int t = row0 + r, column = s * kStripColumns + lane % 16;
+        float& x = qk[s].value[r];
+        x = column <= t && t < c.valid ? float(p.scale) * x * decay_of(r, s) : 0.0f;
+        sums[r] += x;
+      }
+    store_row_sums(sums, p.row_sums);
+    store_pairs(qk, p.scores);
+  }
+
+  // Scores, dS, and each pair's flow: of dS in float in `dhv`, of dS as the walks read it, rounded, in `qk`.
+  XLSTM_DEVICE void score_backward(Strip<E> (&qk)[kStrips], Strip<E> (&dhv)[kStrips]) const {
+    const ChunkGates<kChunk>& g = lds.gates;
+    Strip<E> pairs[kStrips], d_pairs[kStrips];
+    float sums[kRows] = {};
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int t = row0 + r, column = s * kStripColumns + lane % 16;
+        const bool inside = column <= t && t < c.valid, below = column < t && t < c.valid;
+        const float product = qk[s].value[r], d = decay_of(r, s), gain = g.scale_over_n[t];
+        const float x = inside ? gain * (dhv[s].value[r] + g.dl_n[t]) * d : 0.0f;
+        pairs[s].value[r] = inside ? gain * product * d : 0.0f;
+        d_pairs[s].value[r] = below ? x : 0.0f;
+        if (column == t) {
+          p.factors[factor_at(c.slot, kDiagonal, t, kChunk)] = x;
+          p.flows.diagonal_flow[in_slots(t)] = inside ? x * product : 0.0f;
+        }
+        dhv[s].value[r] = below ? x * product : 0.0f;
+        qk[s].value[r] = below ? to_float(from_float<E>(x)) * product : 0.0f;
+        sums[r] += qk[s].value[r];
+      }
+    store_row_sums(sums, p.flows.walk_reaching);
+    store_pairs(pairs, p.scores);
+    store_pairs(d_pairs, p.d_scores);
+  }
+
+  // As in scores.h.
+  XLSTM_DEVICE void sum_flows(const Strip<E> (&walk_flow)[kStrips], const Strip<E> (&flow)[kStrips]) const {
+    float before[kRows] = {};  // of each row, from earlier strips
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      const int column = s * kStripColumns + lane % 16;
+      float leaving = 0, walk_leaving = 0, across = 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float x = flow[s].value[r], up_to = before[r] + sum_before_in_row(x);
+        leaving += x;
+        walk_leaving += walk_flow[s].value[r];
+        across += column <= row0 + r ? up_to : 0.0f;
+        if (s + 1 < kStrips) before[r] += sum_over_row(x);
+      }
+      store_column_sum(across, s, p.flows.across);
+      store_column_sum(leaving, s, p.flows.leaving);
+      store_column_sum(walk_leaving, s, p.flows.walk_leaving);
+    }
+  }
+
+  // The factors that need dh h, from each lane's part of it for its rows.
+  XLSTM_DEVICE void make_gradient_factors(const float (&dots)[kLeft], const TokenFactors& factors) const {
+#pragma unroll
+    for (int j = 0; j < kLeft; ++j) {
+      float dot = dots[j];
+      dot += shuffle_xor(dot, 16);
+      dot += shuffle_xor(dot, 32);
+      if (lane < 16) lds.gates.dl_n[left_row(j)] = dot;
+    }
+    __syncthreads();
+    if (lane < kChunk) compute_gradient_factors(p, c, lds.gates, lane, factors, lds.gates.dl_n[lane]);
+    __syncthreads();
+  }
+
+  XLSTM_DEVICE void run() const {
+    Strip<E> dhv[kStrips], qk[kStrips];
+    TokenFactors factors;
+    const auto make_factors = [&] {
+      factors = compute_gate_factors<kBackward>(p, c, lds.gates, lane);
+      __syncthreads();
+    };
+    if constexpr (kBackward) {
+      float dots[kLeft] = {};
+      multiply_rows<true>(dhv, p.dh, p.v, p.h, make_factors, [&](const Vectors& v, int) {
+#pragma unroll
+        for (int j = 0; j < kLeft; ++j)
+#pragma unroll
+          for (int e = 0; e < n; ++e) dots[j] += element<E>(v.left[j], e) * element<E>(v.with[j], e);
+      });
+      make_gradient_factors(dots, factors);
+    }
+    float into[kStrips], dl_inter[kLeft] = {};
+    const auto load_weights = [&] {
+      if constexpr (!kBackward) make_factors();
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) into[s] = lds.gates.into[s * kStripColumns + lane % 16];
+      if constexpr (kBackward)
+#pragma unroll
+        for (int j = 0; j < kLeft; ++j) dl_inter[j] = lds.gates.dl_inter[left_row(j)];
+    };
+    multiply_rows<false>(qk, p.q, p.k, p.q, load_weights, [&](const Vectors& v, int first) {
+      sum_weighted_rows(v.right, into, p.chunk_n, first);
+      if constexpr (kBackward) sum_weighted_rows(v.left, dl_inter, p.chunk_dn, first);
+    });
+    if constexpr (kBackward) {
+      score_backward(qk, dhv);
+      sum_flows(qk, dhv);
+    } else {
+      score_forward(qk);
+    }
+  }
+};
+
+template <class E, int kChunk, bool kBackward>
+__global__ __launch_bounds__(kScoresCdnaThreads, kBackward ? 3 : 4) void chunk_scores_cdna(const ScoreParams p) {
+  if constexpr (kFamily == Family::cdna && has_scores(kFamily, sizeof(E), kChunk)) {
+    using Kernel = CdnaScores<E, kChunk, kBackward>;
+    __shared__ __align__(16) char memory[sizeof(typename Kernel::Lds)];
+    Head head;
+    int64_t chunk;
+    if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, head, chunk)) return;
+    Kernel(p, Chunk(p.where, head, chunk), *reinterpret_cast<typename Kernel::Lds*>(memory)).run();
+  }
+}
+
+// Whether chunk_scores_cdna can load these tensors.
+inline bool rows_are_vectors(const ScoreParams& p, bool backward) {
+  const auto are_vectors = [](const Tokens& x) { return x.is_aligned16 && x.stride[2] >= x.columns; };
+  return are_vectors(p.q) && are_vectors(p.k) &&
+         (!backward || (are_vectors(p.v) && are_vectors(p.h) && are_vectors(p.dh)));
+}
+
+}  // namespace xlstm::gpu::mlstm
