@@ -115,6 +115,34 @@ void write(Wave& w, const Instruction& i) {
   w.remember(Lds::Use::write, 4 * count, w.exec(), at);
   tally_lds<4 * count>(w, i, at, false);
 }
+// Four words of 16 bits from each lane's address: row l / 4 of four, and four of its sixteen columns, of each sixteen
+// lanes l. Lane l gets its column's word of each row.
+void read_columns(Wave& w, const Instruction& i) {
+  check_not_global(w, i);
+  if (w.exec() != ~Mask(0)) w.fail(i, "lanes that are off: it is not said what the others get");
+  const Operand &to = i.operand[0], &address = i.operand[1];
+  const Vector at = lds_addresses(w, i, address, uint32_t(i.with.offset), 8, false);
+  for (int l = 0; l < kLanes; ++l)
+    if (at.lane[l] % 8) w.fail(i, "an address that is no multiple of 8", l);
+  check_overwrites(w, i, w.lgkm, to);
+  read_dwords<2>(w, i, at, to.index);
+  Vector found[2] = {};
+  Mask defined[2] = {};
+  for (int l = 0; l < kLanes; ++l) {
+    const int dword = l / 2 % 2, shift = 16 * (l % 2);  // of the column in what its lane has read
+    Mask known[2] = {1, 1};
+    for (int row = 0; row < 4; ++row) {
+      const int from = l / 16 * 16 + 4 * row + l % 16 / 4;
+      found[row / 2].lane[l] |= (w.v[to.index + dword].lane[from] >> shift & 0xffff) << 16 * (row % 2);
+      known[row / 2] &= w.v_defined[to.index + dword] >> from;
+    }
+    for (int r = 0; r < 2; ++r) defined[r] |= known[r] << l;
+  }
+  for (int r = 0; r < 2; ++r) w.v[to.index + r] = found[r], w.v_defined[to.index + r] = defined[r];
+  w.issue_lgkm(to);
+  w.remember(Lds::Use::read, 8, w.exec(), at);
+  tally_lds<8>(w, i, at, true);
+}
 // Two places, each of `count` dwords; offsets are in units of those, or of 64 of them.
 template <int count, int stride>
 void read_two(Wave& w, const Instruction& i) {
@@ -294,6 +322,7 @@ Operation store(Action run) { return {run, Unit::lds, 4, 0, {}}; }
 void add_lds(Table& t) {
   t["ds_read_b32"] = load(&read<1>), t["ds_read_b64"] = load(&read<2>);
   t["ds_read_b96"] = load(&read<3>), t["ds_read_b128"] = load(&read<4>);
+  t["ds_read_b64_tr_b16"] = load(&read_columns);
   t["ds_write_b32"] = store(&write<1>), t["ds_write_b64"] = store(&write<2>);
   t["ds_write_b96"] = store(&write<3>), t["ds_write_b128"] = store(&write<4>);
   t["ds_read2_b32"] = load(&read_two<1, 1>), t["ds_read2st64_b32"] = load(&read_two<1, 64>);

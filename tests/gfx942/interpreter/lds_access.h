@@ -106,7 +106,11 @@ inline Vector lds_addresses(Wave& w, const Instruction& i, const Operand& from, 
 
 template <int bytes>
 void tally_lds(Wave& w, const Instruction& i, const Vector& at, bool read) {
-  const BankCycles c = bank_cycles<bytes>(at, w.exec(), read);
+  constexpr int kMostBanks = banks::banks_of(true, bytes, true);
+  const bool cdna4 = w.group.launch.code->object->chip().isa == Isa::cdna4;
+  const BankCycles c = banks::banks_of(cdna4, bytes, read) == kMostBanks
+                           ? bank_cycles<kMostBanks, bytes>(at, w.exec(), read)
+                           : bank_cycles<32, bytes>(at, w.exec(), read);
   w.tally->cycles[i.index] += c.cycles, w.tally->ideal[i.index] += c.ideal;
   if (w.events) w.events->lds(c.cycles);
 }

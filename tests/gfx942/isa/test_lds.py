@@ -8,8 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from builds import CHIP
 from lds_programs import LANES, PARTS, SIZE, WAIT, content, on_lds
-from wave_programs import WAVE, lanes_on, registers, run_counted, span, with_lanes
+from wave_programs import WAVE, lanes_on, registers, run, run_counted, span, with_lanes
 
 
 def taken(memory: np.ndarray, address: np.ndarray, size: int) -> np.ndarray:
@@ -49,6 +50,65 @@ def test_dwords(device: ModuleType, count: int, alignment: int, mask: int) -> No
         at = int(address[lane]) + offset
         expected[at : at + size] = old[:count, lane].copy().view(np.uint8)
     assert np.array_equal(after, expected)
+
+
+TRANSPOSED = "ds_read_b64_tr_b16 v[20:21], v3"
+of_gfx950 = pytest.mark.skipif(CHIP != "gfx950", reason="gfx950's instruction")
+
+
+def columns_of(memory: np.ndarray, address: np.ndarray) -> np.ndarray:
+    """CDNA4's document, 11.4: sixteen lanes read a matrix of 4 rows and 16 columns of 16 bits, four lanes a row. Lane c
+    of them gets column c. [register, lane]"""
+    matrices = taken(memory, address, 8).view(np.uint16).reshape(WAVE // 16, 4, 16)
+    return np.ascontiguousarray(matrices.transpose(0, 2, 1)).reshape(WAVE, 4).view(np.uint32).T
+
+
+@of_gfx950
+def test_columns_of_a_matrix_in_memory(device: ModuleType) -> None:
+    memory = np.arange(SIZE // 2, dtype=np.uint16).view(np.uint8)  # 32 columns in LDS: word k 32 + m is of row k
+    lane = LANES % 16
+    address = (64 * (4 * (LANES // 16) + lane // 4) + 8 * (lane % 4)).astype(np.uint32)
+    found, after = on_lds(device, f"{TRANSPOSED} offset:32", memory, {"v3": address}, ["v20", "v21"])
+    words = [[32 * (4 * (k // 16) + row) + 16 + k % 16 for row in range(4)] for k in range(WAVE)]
+    assert np.array_equal(found.T, np.array(words, np.uint16).view(np.uint32))
+    assert np.array_equal(after, memory)
+
+
+@of_gfx950
+def test_columns_of_any_addresses(device: ModuleType) -> None:
+    memory = content()
+    address = (np.random.default_rng(8).permutation(SIZE // 8)[:WAVE] * 8).astype(np.uint32)
+    found, _ = on_lds(device, TRANSPOSED, memory, {"v3": address}, ["v20", "v21"])
+    assert np.array_equal(found, columns_of(memory, address))
+
+
+@of_gfx950
+def test_columns_are_refused_where_nothing_says_what_they_are(device: ModuleType) -> None:
+    address = (8 * LANES).astype(np.uint32)
+    with pytest.raises(device.Fault, match="lanes that are off"):
+        on_lds(device, TRANSPOSED, content(), {"v3": address}, [], MASKS[1])
+    with pytest.raises(device.Fault, match="no multiple of 8"):
+        on_lds(device, TRANSPOSED, content(), {"v3": address + np.uint32(4)}, [])
+
+
+@of_gfx950
+def test_columns_of_bytes_that_were_never_written(device: ModuleType) -> None:
+    """The second row of each matrix is, so that the first register of each lane is undefined."""
+    body = [
+        "v_lshlrev_b32 v3, 3, v0",
+        "s_mov_b32 exec_lo, 0xff0fff0f",
+        "s_mov_b32 exec_hi, 0xff0fff0f",
+        "ds_write_b64 v3, v[10:11]",
+        "s_mov_b64 exec, -1",
+        WAIT,
+        TRANSPOSED,
+        WAIT,
+    ]
+    loads: dict[str, object] = {"v0": LANES.astype(np.uint32), "v10": 1, "v11": 2}
+    found = run(device, "\n".join(body), loads, ["v21"], lds=SIZE)
+    assert found.shape == (1, WAVE)
+    with pytest.raises(device.Fault, match="undefined value"):
+        run(device, "\n".join(body), loads, ["v20"], lds=SIZE)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -185,8 +245,16 @@ def test_swizzle_of_lanes_that_are_off(device: ModuleType) -> None:
 # ---- how long it takes
 
 
+def banks_of(size: int, read: bool) -> int:
+    return 64 if CHIP == "gfx950" and read and size in (8, 16) else 32
+
+
 def served_together(size: int, read: bool) -> list[list[int]]:
-    """Lanes of one clock, as AMD publishes it for 128-bit reads; consecutive ones otherwise."""
+    """Lanes of one clock, as AMD publishes it for 128-bit reads; consecutive ones otherwise. gfx950's as HipKittens
+    measured them (analysis/paper_experiments/phases)."""
+    if banks_of(size, read) == 64:
+        starts = {8: [range(0, 32, 4)], 16: [(0, 12, 20, 24), (4, 8, 16, 28)]}[size]
+        return [[h + s + k for s in group for k in range(4)] for h in (0, 32) for group in starts]
     if read and size >= 12:
         pairs = [(0, 20), (4, 16), (8, 28), (12, 24)]
         return [[h + s + k for s in p for k in range(4)] for h in (0, 32) for p in pairs]
@@ -200,7 +268,7 @@ def cycles(address: np.ndarray, size: int, read: bool, on: np.ndarray) -> tuple[
         banks: dict[int, set[int]] = {}
         for lane in (k for k in group if on[k]):
             for word in range(int(address[lane]) // 4, (int(address[lane]) + size - 1) // 4 + 1):
-                banks.setdefault(word % 32, set()).add(word)
+                banks.setdefault(word % banks_of(size, read), set()).add(word)
         ideal += bool(banks)
         total += max(map(len, banks.values()), default=0)
     return total, ideal
@@ -242,9 +310,11 @@ def test_cycles(device: ModuleType, name: str) -> None:
 
 def test_published_patterns(device: ModuleType) -> None:
     """16-byte reads of 32 rows: those of 128 bytes conflict, and 16 bytes of padding cure it."""
-    for row, expected in ((128, 64), (144, 8)):
+    is_wide = banks_of(16, True) == 64
+    ideal = 4 if is_wide else 8
+    for row, expected in ((128, 32 if is_wide else 64), (144, ideal)):
         address = (LANES % 32 * row + LANES // 32 * 16).astype(np.uint32)
         loads = {"v3": address}
         _, counted = run_counted(device, "ds_read_b128 v[20:23], v3\n  s_waitcnt lgkmcnt(0)", loads, [], lds=65536)
         found = counted["ds_read_b128"]
-        assert (found.lds_cycles, found.lds_ideal_cycles) == (expected, 8), row
+        assert (found.lds_cycles, found.lds_ideal_cycles) == (expected, ideal), row
