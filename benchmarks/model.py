@@ -28,11 +28,12 @@ from harness.benchmark import Benchmark, Job, Session
 from harness.whole_models import CONTENDERS, PROMPT, bits_of, check, loading, memory_over_length
 from pages.model import draw, markdown
 from xlstm_hip.bench.contest import Advance
-from xlstm_hip.bench.models import Models, Weights, random_weights
+from xlstm_hip.bench.models import SIZES, Models, Weights, random_weights
 from xlstm_hip.bench.readers import Reader
 from xlstm_hip.bench.registry import DTYPES, XLSTM_HIP
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace
+from xlstm_hip.models import xLSTMLargeConfig
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo"
 CAPTURED = "xlstm_large graph"  # reads as xlstm_large does
@@ -55,7 +56,7 @@ class Size:
     def begin(self, advance: Advance) -> Results:
         random = self.size != "demo"
         self.weights = (
-            random_weights(self.size, self.dtype, self.device, self.args.folder)
+            random_weights(xLSTMLargeConfig(**SIZES[self.size]), self.dtype, self.device, self.args.folder)
             if random
             else Weights(DEMO, self.dtype, self.device)
         )

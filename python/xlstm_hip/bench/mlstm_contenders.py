@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,9 +16,9 @@ from ..mlstm.interface import mlstm_interface, mlstm_step_interface
 from ..mlstm.triton_peers import beyond_reach
 from .mlstm import EPS, SEQUENCE_INPUTS, STATES, Cell
 from .registry import FLA, HUGGING_FACE, OFFICIAL, PLAIN, XLSTM_HIP, Call, Implementation, Prepare, Tensors
+from .schedules import common_schedule
 
 GPU, CPU = ("cuda",), ("cpu",)
-SCHEDULE = "XLSTM_HIP_GPU_SCHEDULE"
 COMMON = "ours, common schedule"
 
 
@@ -60,15 +59,8 @@ def _on_every_gpu(prepare: Prepare) -> Prepare:
         call = prepare(cell, inputs)
 
         def common() -> Tensors:
-            before = os.environ.get(SCHEDULE)
-            os.environ[SCHEDULE] = "common"
-            try:
+            with common_schedule():
                 return call()
-            finally:
-                if before is None:
-                    del os.environ[SCHEDULE]
-                else:
-                    os.environ[SCHEDULE] = before
 
         return common
 

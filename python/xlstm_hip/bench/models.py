@@ -26,10 +26,10 @@ from ..models.language_model import State
 from ..models.quantize import Scheme, quantize
 from .readers import (
     OFFICIAL_CPU_KERNELS,
-    Captured,
     Reader,
     copy_of,
     of_official,
+    of_official_in_graph,
     of_package,
     of_transformers,
     official_model,
@@ -92,12 +92,8 @@ class Cell:
     def bytes_of(self, contender: str) -> float:
         """The same of a contender whose weights are of fewer bits, with their groups' scales and offsets: quantize()'s
         own."""
-        bits = BITS.get(contender)
-        if not bits:
-            return self.bytes
-        scheme = Scheme(bits, symmetric=bits == 8)
-        each = bits / 8 + (2 if scheme.symmetric else 4) / scheme.group_size
-        return each * self.bytes / DTYPES[self.dtype].itemsize
+        bits = BITS.get(contender, 0)
+        return weight_bytes(self.dtype, bits) * self.bytes / DTYPES[self.dtype].itemsize if bits else self.bytes
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -110,9 +106,28 @@ class Cell:
 
 @functools.cache
 def weights_of(size: str) -> int:
+    return weights_in(xLSTMLargeConfig(**SIZES[size]))
+
+
+def weights_in(config: xLSTMLargeConfig) -> int:
+    """But for the embedding, which is looked up."""
     with torch.device("meta"):
-        model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size]))
+        model = xLSTMLarge(config)
     return sum(p.numel() for p in model.parameters()) - model.embedding.weight.numel()
+
+
+def weight_bytes(dtype: str, bits: int) -> float:
+    """Of one weight. bits: what quantize() rounds it to; 0: it is as dtype says."""
+    if not bits:
+        return DTYPES[dtype].itemsize
+    scheme = Scheme(bits, symmetric=bits == 8)
+    return bits / 8 + (2 if scheme.symmetric else 4) / scheme.group_size
+
+
+def state_bytes(config: xLSTMLargeConfig) -> int:
+    """Of c, n and m of all blocks, for one sequence, in float32."""
+    dqk, dhv = (int(config.embedding_dim * x) // config.num_heads for x in (config.qk_dim_factor, config.v_dim_factor))
+    return 4 * config.num_blocks * config.num_heads * (dqk * dhv + dqk + 1)
 
 
 # ---- one set of weights for all, made when the first asks
@@ -137,11 +152,13 @@ class RandomWeights(Weights):
     temporary: tempfile.TemporaryDirectory
 
 
-def random_weights(size: str, dtype: torch.dtype, device: torch.device, beside: Path | None = None) -> Weights:
+def random_weights(
+    config: xLSTMLargeConfig, dtype: torch.dtype, device: torch.device, beside: Path | None = None
+) -> Weights:
     """beside: where that folder is to be."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = xLSTMLarge(xLSTMLargeConfig(**SIZES[size])).to(dtype)
+        model = xLSTMLarge(config).to(dtype)
     temporary = tempfile.TemporaryDirectory(prefix="xlstm_hip_bench_", dir=beside)
     save_pretrained(model, Path(temporary.name))
     return RandomWeights(Path(temporary.name), dtype, device, temporary)
@@ -179,18 +196,24 @@ def plain_model(weights: Weights, bits: int = 0) -> xLSTMLarge:
     return model
 
 
+def _official_fused(weights: Weights) -> Any:
+    return official_model(weights.loaded(weight_mode="fused"), weights.dtype, weights.device)
+
+
 MAKERS: dict[str, Callable[[Weights], Reader]] = {
     "ours": lambda w: of_package(w.loaded(weight_mode="fused")),
     **{name: lambda w, bits=bits: of_package(rounded(w, bits)) for name, bits in BITS.items()},  # type: ignore[misc]
     "transformers": lambda w: of_transformers(transformers_model(w.folder, w.dtype, w.device)),
     "xlstm_large": lambda w: of_official(official_model(w.loaded(), w.dtype, w.device)),
-    "xlstm_large graph": lambda w: Captured(official_model(w.loaded(weight_mode="fused"), w.dtype, w.device)),
+    "xlstm_large compiled": lambda w: of_official(_official_fused(w), compile=True),
+    "xlstm_large eager graph": lambda w: of_official_in_graph(_official_fused(w), compile=False),
+    "xlstm_large graph": lambda w: of_official_in_graph(_official_fused(w), compile=True),
 }
 
 
 @functools.lru_cache(maxsize=1)  # the last one's memory is needed for the next
 def _models(size: str, dtype: str, device: torch.device) -> Models:
-    return Models(random_weights(size, DTYPES[dtype], device))
+    return Models(random_weights(xLSTMLargeConfig(**SIZES[size]), DTYPES[dtype], device))
 
 
 def forget() -> None:

@@ -13,19 +13,39 @@ from torch import Tensor, nn
 
 from ..mlstm.select import NATIVE
 from ..models import Stream, xLSTMLarge
+from ..models.decode_engine import captured
 from ..models.language_model import State
 
 # The official model's kernels on a CPU: its default kernels are Triton's.
 OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))
+COMPILED_SHAPES = 64  # so many may one function be compiled for
+STEPS_BEFORE_GRAPH = 3
 
 
 class Written:
-    """A model that has read a text: `logits` of the next token, and write(n), which takes n steps from token to token
-    and gives the tokens (B, n + 1): the one that it began with, and those that the steps chose. state: of ours, after
-    what it has read, until it writes."""
+    """A model that has read a text.
 
-    def __init__(self, logits: Tensor, write: Callable[[int], Tensor], state: State | None = None) -> None:
+    logits   (B, V) of the next token
+    write    write(n) takes n steps from token to token and gives the tokens (B, n + 1): the one that it began with, and
+             those that the steps chose
+    state    of ours, after what it has read, until it writes
+    read_on  reads more of the text, (B, S), from the state so far; instead of writing
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        write: Callable[[int], Tensor],
+        state: State | None = None,
+        read_on: Callable[[Tensor], Written] | None = None,
+    ) -> None:
         self.logits, self.write, self.state = logits, write, state
+        self._read_on = read_on
+
+    def read_on(self, x: Tensor) -> Written:
+        if self._read_on is None:
+            raise ValueError("read_on: expected a reader that continues from its state, got one that does not")
+        return self._read_on(x)
 
 
 class Reader(Protocol):
@@ -39,14 +59,16 @@ def copy_of(state: State) -> State:
 
 
 def of_package(model: xLSTMLarge) -> Reader:
-    def read(x: Tensor, state: State | None = None) -> Written:
-        stream = Stream(model, x.shape[0], None if state is None else copy_of(state))
+    def go_on(stream: Stream, x: Tensor) -> Written:
         logits = stream.feed(x)
 
         def write(n: int) -> Tensor:
             return torch.stack(list(stream.tokens(n + 1)), 1)  # the first is chosen without a step
 
-        return Written(logits, write, stream.state)
+        return Written(logits, write, stream.state, lambda more: go_on(stream, more))
+
+    def read(x: Tensor, state: State | None = None) -> Written:
+        return go_on(Stream(model, x.shape[0], None if state is None else copy_of(state)), x)
 
     return read
 
@@ -83,9 +105,9 @@ def of_transformers(model: Any) -> Reader:
                 target.copy_(part)
         return cache
 
-    def read(x: Tensor, state: State | None = None) -> Written:
-        before = None if state is None else cache_of(state)
-        name = importlib.import_module("..integrations.hf", __package__).CACHE
+    name = importlib.import_module("..integrations.hf", __package__).CACHE
+
+    def go_on(x: Tensor, before: Any) -> Written:
         out = model(x, use_cache=True, logits_to_keep=1, **{name: before})
         cache = [getattr(out, name)]
 
@@ -94,7 +116,10 @@ def of_transformers(model: Any) -> Reader:
             cache[0] = getattr(output, name)
             return output.logits[:, -1]
 
-        return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step))
+        return Written(out.logits[:, -1], _greedy(out.logits[:, -1], step), read_on=lambda more: go_on(more, cache[0]))
+
+    def read(x: Tensor, state: State | None = None) -> Written:
+        return go_on(x, None if state is None else cache_of(state))
 
     return read
 
@@ -111,63 +136,67 @@ def official_model(like: xLSTMLarge, dtype: torch.dtype, device: torch.device, *
     return model.to(device, dtype).eval()
 
 
-def of_official(model: Any) -> Reader:
-    def read(x: Tensor, state: State | None = None) -> Written:
-        logits, new_state = model(x, None if state is None else copy_of(state))
+def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled by torch for each shape that it meets."""
+    config = torch._dynamo.config
+    config.recompile_limit = COMPILED_SHAPES
+    config.fail_on_recompile_limit_hit = True  # otherwise a shape too many runs eagerly, without a word
+    return torch.compile(forward, dynamic=False)
+
+
+def of_official(model: Any, compile: bool = False) -> Reader:
+    forward = compiled(model.forward) if compile else model
+
+    def go_on(x: Tensor, before: State | None) -> Written:
+        logits, state = forward(x, before)
 
         def step(tokens: Tensor) -> Tensor:
-            return model(tokens, new_state)[0][:, -1]  # writes the state in place
+            return forward(tokens, state)[0][:, -1]  # writes the state in place
 
-        return Written(logits[:, -1], _greedy(logits[:, -1], step))
+        return Written(logits[:, -1], _greedy(logits[:, -1], step), read_on=lambda more: go_on(more, state))
+
+    def read(x: Tensor, state: State | None = None) -> Written:
+        return go_on(x, None if state is None else copy_of(state))
 
     return read
 
 
-class Captured:
-    """The official model's step, compiled by torch and captured as one graph for each batch, from token to token."""
+class GraphWriter:
+    """write(n) of a text by a graph of one step, from token to token.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._compiled = torch.compile(model.forward, dynamic=False)
-        self._steps: dict[int, tuple[Tensor, State, Callable[[], None]]] = {}
+    The first steps run as they are: they compile, and let Triton choose. The graph works on the state that was read, so
+    that there is no second one.
+    """
 
-    def _step(self, batch: int, like: State) -> tuple[Tensor, State, Callable[[], None]]:
-        """The token's tensor, the states' tensors, and the function that moves them one token on."""
-        state = copy_of(like)
-        token = torch.zeros((batch, 1), dtype=torch.long, device=state[0][0].device)
+    def __init__(self, forward: Callable[..., Any], first: Tensor, state: State) -> None:
+        self._forward, self._token, self._state = forward, first.clone(), state
+        self._steps = 0
+        self._replay: Callable[[], None] | None = None
 
-        def move() -> None:
-            logits, _ = self._compiled(token, state)  # writes the state in place
-            token.copy_(logits[:, -1].argmax(-1, keepdim=True))
+    def _move(self) -> None:
+        logits, _ = self._forward(self._token, self._state)  # writes the state in place
+        self._token.copy_(logits[:, -1].argmax(-1, keepdim=True))
 
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):  # compiles, and lets Triton choose
-                move()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            move()
-        return token, state, graph.replay
+    def _step(self) -> None:
+        if self._steps == STEPS_BEFORE_GRAPH:
+            self._replay = captured(self._move)
+        self._steps += 1
+        (self._replay or self._move)()
 
-    def __call__(self, x: Tensor, state: State | None = None) -> Written:
-        logits, read = self.model(x, None if state is None else copy_of(state))
-        first = logits[:, -1].argmax(-1, keepdim=True)
+    def __call__(self, n: int) -> Tensor:
+        tokens = [self._token.clone()]
+        for _ in range(n):
+            self._step()
+            tokens.append(self._token.clone())
+        return torch.cat(tokens, 1)
 
-        def write(n: int) -> Tensor:
-            batch = x.shape[0]
-            if batch not in self._steps:
-                self._steps[batch] = self._step(batch, read)
-            token, graph_state, replay = self._steps[batch]
-            token.copy_(first)
-            for block, parts in read.items():
-                for target, part in zip(graph_state[block], parts, strict=True):
-                    target.copy_(part)
-            generated = [first]
-            for _ in range(n):
-                replay()
-                generated.append(token.clone())
-            return torch.cat(generated, 1)
 
-        return Written(logits[:, -1], write)
+def of_official_in_graph(model: Any, compile: bool) -> Reader:
+    """The official model, whose step, as it is or compiled by torch, is one graph for each text."""
+    forward = compiled(model.forward) if compile else model.forward
+
+    def read(x: Tensor, state: State | None = None) -> Written:
+        logits, new_state = model(x, None if state is None else copy_of(state))
+        return Written(logits[:, -1], GraphWriter(forward, logits[:, -1].argmax(-1, keepdim=True), new_state))
+
+    return read

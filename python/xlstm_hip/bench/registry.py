@@ -71,6 +71,14 @@ class Cell(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
+def why_missing(provider: str, devices: tuple[str, ...], device: torch.device) -> str | None:
+    """devices: those that the contender runs on; device: the one at hand. None: nothing is missing."""
+    absent = PROVIDERS[provider].missing()
+    if absent is None and device.type not in devices:
+        return f"does not run on {'a GPU' if device.type == 'cuda' else 'the CPU'}"
+    return absent
+
+
 @dataclass(frozen=True)
 class Implementation:
     name: str
@@ -85,10 +93,7 @@ class Implementation:
     beyond: Callable[[Any], str] = lambda cell: ""  # why it would end the process at this shape
 
     def missing(self, device: torch.device) -> str | None:
-        absent = PROVIDERS[self.provider].missing()
-        if absent is None and device.type not in self.devices:
-            return f"does not run on {'a GPU' if device.type == 'cuda' else 'the CPU'}"
-        return absent
+        return why_missing(self.provider, self.devices, device)
 
 
 @dataclass(frozen=True)
