@@ -117,6 +117,8 @@ PARTS = (
          ("benchmarks/layers.py", "--device", "cuda", "--out", "{out}/layers_cuda.json")),
     Part("speed-model", "a model of 7 billion random weights", 1800,
          ("benchmarks/model.py", "--device", "cuda", "--out", "{out}/model_cuda.json")),
+    Part("speed-decoding", "decoding with that model over the batch", 1800,
+         ("benchmarks/decoding.py", "--device", "cuda", "--seconds", "{seconds}", "--out", "{out}/decoding_cuda.json")),
     Part("speed-training", "training steps beside the official model", 1200,
          ("benchmarks/training.py", "--device", "cuda", "--out", "{out}/training_cuda.json")),
     Part("speed-bench", "every operator and provider of xlstm-hip bench", 1800,
