@@ -25,11 +25,11 @@ from torch import Tensor
 
 from harness import model_grid
 from harness.benchmark import Benchmark, Job, Session
-from harness.model_grid import CHECKED_TOKENS, COMMON, Grid, Measured, Point, samples_of
+from harness.model_grid import CHECKED_TOKENS, COMMON, Grid, Measured, Point, first_call, times_of
 from harness.whole_models import PROMPT
 from pages.decoding import draw, markdown
 from xlstm_hip.bench.contest import Advance
-from xlstm_hip.bench.readers import Reader
+from xlstm_hip.bench.readers import Reader, Written
 from xlstm_hip.bench.registry import XLSTM_HIP
 from xlstm_hip.bench.timing import Pace
 
@@ -40,22 +40,18 @@ STEPS, QUICK_STEPS = 32, CHECKED_TOKENS  # of a call
 
 
 def measure(session: Session, read: Reader, x: Tensor, advance: Advance) -> Measured:
-    steps, machine = QUICK_STEPS if session.quick else STEPS, session.machine
-    made: list[Any] = []
+    steps = QUICK_STEPS if session.quick else STEPS
 
-    def first() -> None:  # compiles and captures
+    def first() -> tuple[Written, Tensor]:
         text = read(x)
-        made.extend((text, text.write(steps)))
+        return text, text.write(steps)
 
-    peak = machine.peak_bytes(first)
-    if not made:
-        first()
-    text, written = made
-    call = samples_of(session, lambda: text.write(steps), advance)
+    (text, written), peak = first_call(session, first)
+    call = times_of(session, {"write": lambda: text.write(steps)}, advance)["write"]
     ms: dict[str, Any] = {name: call[name] / steps for name in ("median", "min", "max")}
     ms["samples"] = [taken / steps for taken in call["samples"]]
-    entry = {"ms": ms, "tokens_per_s": 1e3 * x.shape[0] / ms["median"], "peak_bytes": peak}
-    return entry, text.logits, written
+    times = {"ms": ms, "tokens_per_s": 1e3 * x.shape[0] / ms["median"], "peak_bytes": peak}
+    return Measured(times, {"logits": text.logits}, written)
 
 
 def floor_ms(grid: Grid, kind: str, point: Point) -> float:

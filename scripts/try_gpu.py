@@ -119,6 +119,8 @@ PARTS = (
          ("benchmarks/model.py", "--device", "cuda", "--out", "{out}/model_cuda.json")),
     Part("speed-decoding", "decoding with that model over the batch", 1800,
          ("benchmarks/decoding.py", "--device", "cuda", "--seconds", "{seconds}", "--out", "{out}/decoding_cuda.json")),
+    Part("speed-prefill", "prompts of that model by batch and length", 1800,
+         ("benchmarks/prefill.py", "--device", "cuda", "--seconds", "{seconds}", "--out", "{out}/prefill_cuda.json")),
     Part("speed-training", "training steps beside the official model", 1200,
          ("benchmarks/training.py", "--device", "cuda", "--out", "{out}/training_cuda.json")),
     Part("speed-bench", "every operator and provider of xlstm-hip bench", 1800,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +57,7 @@ PEERS = {  # by the name of its maker: the provider, and where it runs
     "xlstm_large compiled": (LARGE, GPU),
 }
 CHECKED_ROWS, CHECKED_TOKENS = 8, 8  # of each point at most
+CHECKED_PROMPT = 8192  # tokens, of the rows together
 POINTS_PART = 0.8  # of --seconds; the rest is for the checks
 OUT_OF_MEMORY = "out of memory"
 
@@ -88,7 +89,16 @@ class Point:
         return self.batch >= other.batch and self.length >= other.length
 
 
-Measured = tuple[Entry, Tensor, "Tensor | None"]  # an entry's times, logits (B, V), and the tokens (B, N) written
+@dataclass(frozen=True)
+class Measured:
+    times: Entry
+    logits: dict[str, Tensor]  # (B, V) of the token after the prompt, "logits" and those of other ways to read it
+    text: Tensor | None = None  # (B, N), written from there
+
+    def of(self, rows: Tensor) -> Measured:
+        """On the CPU, for these rows."""
+        text = None if self.text is None else self.text[rows].cpu()
+        return Measured(self.times, {name: x[rows].cpu() for name, x in self.logits.items()}, text)
 
 
 def contenders_of(names: Iterable[str], weights: Sequence[str], dtype: str) -> list[Contender]:
@@ -186,7 +196,7 @@ class Grid:
         self.reader: Reader | None = None
         self.broken: dict[str, str] = {}  # why a contender has no model
         self.too_large: dict[str, Point] = {}  # the point at which memory did not suffice
-        self.kept: dict[tuple[str, Point], tuple[Tensor, Tensor | None]] = {}  # of rows(), until they are checked
+        self.kept: dict[tuple[str, Point], Measured] = {}  # of rows(), until they are checked
 
     def jobs(self) -> list[Job]:
         results = self.session.results
@@ -268,7 +278,7 @@ class Grid:
             return entry | {"missing": why}
         try:
             with torch.no_grad(), common_schedule() if contender.common else nullcontext():
-                times, logits, text = self.measure(self.load(contender), self.prompt(point).to(self.device), advance)
+                measured = self.measure(self.load(contender), self.prompt(point).to(self.device), advance)
         except Exception as error:
             if is_out_of_memory(error):
                 self.too_large[contender.name] = point
@@ -278,9 +288,8 @@ class Grid:
             if self.loaded is not contender:
                 self.broken[contender.name] = found.get("missing") or found["failed"]
             return found
-        rows = self.rows(point)
-        self.kept[contender.name, point] = logits[rows].cpu(), None if text is None else text[rows].cpu()
-        return entry | times
+        self.kept[contender.name, point] = measured.of(self.rows(point))
+        return entry | measured.times
 
     def load(self, contender: Contender) -> Reader:
         if self.loaded is not contender:
@@ -299,8 +308,9 @@ class Grid:
     # ---- results are held to the plain kernels
 
     def rows(self, point: Point) -> Tensor:
-        """The sequences of a batch that are checked, from the first to the last."""
-        return torch.linspace(0, point.batch - 1, min(CHECKED_ROWS, point.batch)).round().long()
+        """The sequences of a batch that are checked, from the last to the first; of long ones fewer."""
+        count = min(CHECKED_ROWS, point.batch, max(1, CHECKED_PROMPT // point.length))
+        return torch.linspace(point.batch - 1, 0, count).round().long()
 
     @torch.no_grad()
     def check(self, bits: int, advance: Advance) -> None:
@@ -311,16 +321,18 @@ class Grid:
         if not names:
             return
         model, limit = plain_model(self.weights, bits), MODEL_EXACT[self.dtype]
-        for point, found in zip(self.points, self.session.results["points"], strict=True):
-            timed = [entry for entry in found["contenders"] if (entry["name"], point) in self.kept]
-            timed = [entry for entry in timed if entry["name"] in names]
+        for point, place in zip(self.points, self.session.results["points"], strict=True):
+            timed = [e for e in place["contenders"] if e["name"] in names and (e["name"], point) in self.kept]
             if not timed:
                 continue
             true = after(model, {"tokens": self.prompt(point)[self.rows(point)].to(self.device)})
             for entry in timed:
-                logits, text = self.kept[entry["name"], point]
-                text = None if text is None else text[:, :CHECKED_TOKENS].to(self.device)
-                errors = errors_of(model, true, logits.to(self.device), text)
+                measured = self.kept[entry["name"], point]
+                text = None if measured.text is None else measured.text[:, :CHECKED_TOKENS].to(self.device)
+                errors: dict[str, float] = {}
+                for name, logits in measured.logits.items():
+                    found = errors_of(model, true, logits.to(self.device), text)
+                    errors |= {name: found.pop("logits")} | found
                 entry |= {"errors": errors, "limit": limit}
                 wrong = [name for name, error in errors.items() if not error <= limit]
                 if wrong and entry["provider"] == XLSTM_HIP:
@@ -339,6 +351,16 @@ def failures(results: Results) -> list[str]:
     ]
 
 
-def samples_of(session: Session, call: Callable[[], Any], advance: Advance) -> dict[str, Any]:
-    """The times of one call in turns with itself."""
-    return interleaved({"": call}, session.pace, advance, session.machine.seconds)[""].as_json()
+def times_of(session: Session, calls: Mapping[str, Callable[[], Any]], advance: Advance) -> dict[str, dict[str, Any]]:
+    """The times of one contender's calls, in turns."""
+    samples = interleaved(calls, session.pace, advance, session.machine.seconds)
+    return {name: sample.as_json() for name, sample in samples.items()}
+
+
+def first_call(session: Session, call: Callable[[], Any]) -> tuple[Any, int | None]:
+    """What a call gives that is not timed, since it compiles and captures; and the memory that it adds, where known."""
+    results: list[Any] = []
+    peak = session.machine.peak_bytes(lambda: results.append(call()))
+    if not results:
+        results.append(call())
+    return results[0], peak

@@ -5,20 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pages.model_grid import Entry, curves, head, names_in, share_of_floor, table, tail
+from pages.model_grid import curves, head, ms_text, names_in, rate, share_of_floor, table, tail
 from xlstm_hip.bench.plot import finish, over, panels
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.table import lines_of, section, short
 
 FLOOR_STYLES = ("--", ":", "-.")
-
-
-def rate(point: Results, entry: Entry) -> str:
-    return f"{entry['tokens_per_s']:,.0f}"
-
-
-def step(point: Results, entry: Entry) -> str:
-    return short(entry["ms"]["median"])
 
 
 def kinds_in(results: Results) -> list[str]:
@@ -43,7 +35,7 @@ def markdown(results: Results) -> str:
     )
     if names_in(results):
         lines += section("Tokens a second", *table(results, rate))
-        lines += section("Milliseconds of a step", *table(results, step))
+        lines += section("Milliseconds of a step", *table(results, ms_text))
         lines += section("The floor as a share of the time", *table(results, share_of_floor))
         lines += section("Floors of a step by the weights, ms", *floors(results))
     return "\n".join([*lines, *tail(results)]) + "\n"

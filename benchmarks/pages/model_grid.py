@@ -52,6 +52,14 @@ def table(results: Results, cell: Callable[[Results, Entry], str]) -> list[str]:
     return lines_of(["", *names], rows)
 
 
+def rate(point: Results, entry: Entry) -> str:
+    return f"{entry['tokens_per_s']:,.0f}"
+
+
+def ms_text(point: Results, entry: Entry) -> str:
+    return short(entry["ms"]["median"])
+
+
 def share_of_floor(point: Results, entry: Entry) -> str:
     return f"{point['floors_ms'][entry['weights']] / entry['ms']['median']:.0%}"
 
@@ -62,18 +70,20 @@ def peak(point: Results, entry: Entry) -> str:
 
 def errors(results: Results) -> list[str]:
     """The worst of each contender over the points."""
+    found = (e["errors"] for point in results["points"] for e in point["contenders"] if "errors" in e)
+    kinds = list(dict.fromkeys(kind for errors in found for kind in errors))
     rows: list[tuple[str, ...]] = []
     for name in names_in(results):
         entries = [e for point in results["points"] for e in point["contenders"] if e["name"] == name and "ms" in e]
         checked = [e for e in entries if "errors" in e]
         if not checked:
-            rows.append((name, "", "", UNCHECKED))
+            rows.append((name, *("" for _ in kinds), UNCHECKED))
             continue
-        worst = {kind: max(e["errors"].get(kind, 0.0) for e in checked) for kind in ("logits", "text")}
+        worst = {kind: max(e["errors"].get(kind, 0.0) for e in checked) for kind in kinds}
         limit = checked[0]["limit"]
         note = "" if max(worst.values()) <= limit else f"inexact: more than {limit}"
-        rows.append((name, *(f"{worst[kind]:.1e}" for kind in worst), note))
-    return lines_of(("", "logits", "text", "note"), rows)
+        rows.append((name, *(f"{x:.1e}" for x in worst.values()), note))
+    return lines_of(("", *kinds, "note"), rows)
 
 
 def not_measured(results: Results) -> list[str]:

@@ -186,3 +186,41 @@ def test_the_common_schedule_is_of_the_calls_inside(monkeypatch: pytest.MonkeyPa
             assert os.environ[SCHEDULE] == "common"
             raise KeyError
         assert os.environ.get(SCHEDULE) == before
+
+
+# ---- prefill
+
+
+def test_prefill_smoke_run(load: Load, tmp_path: Path) -> None:
+    """All that run on a CPU, at once and in chunks of which the last is shorter."""
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "prefill.json"
+    options = ("--batches", "2", "--lengths", "32", "80", "--dtypes", "fp32", "int4")
+    results = run(load("prefill").BENCHMARK, out, *options)
+    one, more = results["points"]
+    assert (one["title"], more["title"], results["settings"]["chunk"]) == ("B2 S32", "B2 S80", 32)
+    for point, chunks in ((one, False), (more, True)):
+        timed = [e for e in point["contenders"] if "ms" in e]
+        assert [e["name"] for e in timed][:2] == ["xlstm_hip", "xlstm_hip int4"]
+        for entry in timed:
+            assert ("in_chunks" in entry) == ("in chunks" in entry["errors"]) == chunks
+            assert max(entry["errors"].values()) <= entry["limit"]
+    text = out.with_suffix(".md").read_text()
+    assert "What reading in chunks of 32 adds" in text and re.search(r"\| xlstm_large compiled +\| all ", text)
+    assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_a_state_that_is_lost_between_chunks_is_wrong(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: each chunk is read from the beginning."""
+
+    def forgets(right: readers.Reader, x: Tensor) -> readers.Written:
+        result = right(x)
+        return readers.Written(result.logits, result.write, read_on=lambda more: forgets(right, more))
+
+    planted(monkeypatch, forgets)
+    options = (*OURS, "--batches", "1", "--lengths", "80")
+    results = run(load("prefill").BENCHMARK, tmp_path / "p.json", *options, code="xlstm_hip: wrong: in chunks")
+    [entry] = entries_of(results, "xlstm_hip")
+    assert entry["errors"]["logits"] < 1e-3 < entry["errors"]["in chunks"] and "ms" not in entry

@@ -14,7 +14,17 @@ from xlstm_hip.bench import pictures, report, runner
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RESULTS = {path.stem: path for path in (BENCHMARKS / "results").glob("*.json") if path.stem != "stream"}
-MODULES = ("mlstm_cpu", "mlstm_gpu", "attention", "attention_features", "layers", "model", "decoding", "training")
+MODULES = (
+    "mlstm_cpu",
+    "mlstm_gpu",
+    "attention",
+    "attention_features",
+    "layers",
+    "model",
+    "decoding",
+    "prefill",
+    "training",
+)
 
 
 @pytest.mark.parametrize("name", sorted(RESULTS))
