@@ -45,7 +45,6 @@ MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
           in.length,
           in.dqk,
           in.dhv,
-          in.cu_seqlens != nullptr,
           gpu::element_bytes(in.q),
           panels,
           in.walk_chunk,

@@ -15,12 +15,12 @@ XLSTM_DEVICE int wave_id() {  // the same in every lane; on AMD the compiler is 
 #endif
 }
 
-// This block's number in an order in which neighbours run on one die, so that what they share is in its L2. blocks: of
-// the grid.
-XLSTM_DEVICE uint32_t block_by_die(uint32_t blocks) {
+// The number of a block, one of `blocks` that the grid has side by side, in an order in which neighbours run on one
+// die, so that what they share is in its L2.
+XLSTM_DEVICE uint32_t block_by_die(uint32_t blocks, uint32_t block = blockIdx.x) {
   const uint32_t of_die = blocks / kDies;
-  if (kDies == 1 || blockIdx.x >= of_die * kDies) return blockIdx.x;
-  return blockIdx.x % kDies * of_die + blockIdx.x / kDies;
+  if (kDies == 1 || block >= of_die * kDies) return block;
+  return block % kDies * of_die + block / kDies;
 }
 
 // Marks a number as uniform, the same in every lane, for branches: AMD's compiler cannot see it.
@@ -82,15 +82,29 @@ XLSTM_DEVICE T shuffle_from(T x, int lane, int width) {
 #endif
 }
 
-#if !defined(__CUDACC__)
-// A lane's float from another lane of its row of sixteen lanes, without LDS: kControl as the instruction set's DPP
-// says, zero where there is no such lane.
+// Sums over a row of sixteen lanes, in each of them; and over the lanes of the row before this one. AMD moves floats
+// within a row without LDS (DPP).
+#if defined(__CUDACC__)
+XLSTM_DEVICE float sum_over_row(float x) {
+  for (int mask = 8; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+XLSTM_DEVICE float sum_before_in_row(float x) {
+  const int lane = lane_id() % 16;
+  for (int by = 1; by < 16; by *= 2) {
+    const float below = shuffle_from(x, lane - by, 16);
+    if (lane >= by) x += below;
+  }
+  const float before = shuffle_from(x, lane - 1, 16);
+  return lane > 0 ? before : 0.0f;
+}
+#else
+// The float of another lane of the row, zero where there is no such lane.
 template <int kControl>
 XLSTM_DEVICE float from_row(float x) {
-  return __builtin_bit_cast(float,
-                            __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, x), kControl, 0xf, 0xf, true));
+  const int bits = __builtin_bit_cast(int, x);
+  return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(0, bits, kControl, 0xf, 0xf, true));
 }
-// The sum over a row of sixteen lanes, in each of them.
 XLSTM_DEVICE float sum_over_row(float x) {
   constexpr int kRotate = 0x120;
   x += from_row<kRotate + 8>(x);
@@ -98,7 +112,6 @@ XLSTM_DEVICE float sum_over_row(float x) {
   x += from_row<kRotate + 2>(x);
   return x + from_row<kRotate + 1>(x);
 }
-// The sum over the lanes of the row before this one.
 XLSTM_DEVICE float sum_before_in_row(float x) {
   constexpr int kShiftUp = 0x110;
   x = from_row<kShiftUp + 1>(x);

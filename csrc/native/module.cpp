@@ -148,13 +148,13 @@ py::dict walk_plan(const gpu::mlstm::WalkPlan& p, const gpu::Chip& chip, int ele
 
 py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t heads, int64_t length, int64_t dqk,
                         int64_t dhv, int element_bytes, int64_t walk_chunk, int64_t segments, int64_t step_columns,
-                        bool packed, bool panels) {
+                        bool panels) {
   check_positive({{"sequences", sequences}, {"heads", heads}, {"length", length}, {"dqk", dqk}, {"dhv", dhv}});
   if (element_bytes != 2 && element_bytes != 4)
     throw std::invalid_argument("element_bytes: expected 2 or 4, got " + std::to_string(element_bytes));
   const gpu::Chip chip = chip_of(device);
-  const gpu::mlstm::MlstmShape shape{
-      sequences, heads, length, dqk, dhv, packed, element_bytes, panels && element_bytes == 2, walk_chunk, segments};
+  const gpu::mlstm::MlstmShape shape{sequences,  heads,   length, dqk, dhv, element_bytes, panels && element_bytes == 2,
+                                     walk_chunk, segments};
   const gpu::mlstm::ForwardPlan forward = gpu::mlstm::plan_forward(shape, chip);
   const gpu::mlstm::BackwardPlan backward = gpu::mlstm::plan_backward(shape, chip);
   const gpu::mlstm::RecurrentPlan step =
@@ -261,8 +261,7 @@ PYBIND11_MODULE(_native, m) {
         "block_size"_a = 0, "row_panels"_a = 0, "parts"_a = 0,
         "The split of attention's backward pass into tasks on a CPU. It does not depend on the number of keys.");
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, "device"_a, "sequences"_a, "heads"_a, "length"_a, "dqk"_a, "dhv"_a,
-        "element_bytes"_a, "walk_chunk"_a = 0, "segments"_a = 0, "step_columns"_a = 0, "packed"_a = false,
-        "panels"_a = true,
+        "element_bytes"_a, "walk_chunk"_a = 0, "segments"_a = 0, "step_columns"_a = 0, "panels"_a = true,
         "The plan of the mLSTM on a GPU, which is the name of one of known_devices() or (arch, compute_units, "
         "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
         "are bfloat16 and have a layout that TMA accepts.");

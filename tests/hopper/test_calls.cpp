@@ -21,11 +21,13 @@ struct CallCase {
   Layout layout = Layout::bhsd;
   int64_t segments = 0;  // asked for; 0: the plan's
   Gates gates = Gates::usual;
+  std::vector<int64_t> cu_seqlens = {};
 };
 
 std::string described(const CallCase& c) {
   return "B" + std::to_string(c.batch) + " NH" + std::to_string(c.heads) + " S" + std::to_string(c.length) + " " +
          std::to_string(c.dqk) + "/" + std::to_string(c.dhv) + (c.gate == XLSTM_GATE_EXP ? " exp" : " sigmoid") +
+         (c.cu_seqlens.empty() ? "" : " packed " + std::to_string(c.cu_seqlens.size() - 1)) +
          (c.states ? " states" : "") + (c.normalizer_grad ? "" : " constant normaliser") +
          (c.gates == Gates::usual  ? ""
           : c.gates == Gates::wide ? " wide gates"
@@ -51,7 +53,7 @@ void test(const CallCase& c, unsigned seed) {
   set.wide_gates = true;
   set.gate = c.gate;
   set.states = c.states;
-  Problem p = random_problem({c.batch, c.heads, c.length, c.dqk, c.dhv, 64}, set, seed);
+  Problem p = random_problem({c.batch, c.heads, c.length, c.dqk, c.dhv, 64, c.cu_seqlens}, set, seed);
   p.normalizer_grad = c.normalizer_grad;
   set_gates(p, c.gates, seed);
   const Problem exact = in_float64(p);
@@ -61,7 +63,7 @@ void test(const CallCase& c, unsigned seed) {
     for (Values* x : {&m.q, &m.k, &m.v, &m.dh}) move(*x, engine);
 
   const gpu::Chip chip{gpu::Family::nvidia, c.units, 227 << 10, true};
-  const gpu::mlstm::MlstmShape shape{c.batch, c.heads, c.length, c.dqk, c.dhv, false, 2, true, 0, c.segments};
+  const gpu::mlstm::MlstmShape shape{p.shape.sequences(), c.heads, c.length, c.dqk, c.dhv, 2, true, 0, c.segments};
   const std::string label = described(c) + ", seed " + std::to_string(seed);
   const Solution truth = chunkwise(exact);
   try {
@@ -96,6 +98,43 @@ void test(const CallCase& c, unsigned seed) {
   std::printf("%s: done\n", label.c_str());
 }
 
+// Of packed sequences, one that is all NaN: the bits of the others are what they are beside numbers.
+void test_nan_stays_in_its_sequence(int64_t dqk, int64_t dhv) {
+  Settings set;
+  set.dtype = XLSTM_BFLOAT16;
+  const std::vector<int64_t> cu_seqlens{0, 70, 150, 151, 200};
+  const Problem numbers = random_problem({1, 1, 200, dqk, dhv, 64, cu_seqlens}, set);
+  Problem with_nan = numbers;
+  const auto spoil = [&](Values& x, int64_t columns) {
+    std::fill(x.begin() + cu_seqlens[1] * columns, x.begin() + cu_seqlens[2] * columns, NAN);
+  };
+  spoil(with_nan.q, dqk), spoil(with_nan.k, dqk), spoil(with_nan.v, dhv), spoil(with_nan.dh, dhv);
+  const gpu::Chip chip{gpu::Family::nvidia, 132, 227 << 10, true};
+  const gpu::mlstm::MlstmShape shape{4, 1, 200, dqk, dhv, 2, true};
+  const auto results = [&](const Problem& p) {
+    ForwardCall forward(p, Layout::bhsd);
+    run(gpu::mlstm::plan_forward(shape, chip), gpu::mlstm::chunkwise_workspace, gpu::mlstm::chunkwise, forward.api);
+    BackwardCall backward(p, chunkwise(in_float64(p)), Layout::bhsd);
+    run(gpu::mlstm::plan_backward(shape, chip), gpu::mlstm::backward_workspace, gpu::mlstm::backward, backward.api);
+    std::vector<Part> all = parts(forward.solution());
+    for (const Part& part : parts(backward.gradients())) all.push_back(part);
+    return all;
+  };
+  const std::vector<Part> want = results(numbers), got = results(with_nan);
+  for (size_t n = 0; n < want.size(); ++n) {
+    int64_t others = 0, nan = 0;
+    for (size_t at = 0; at < want[n].values.size(); ++at) {
+      if (std::isnan(got[n].values[at]))
+        ++nan;
+      else if (got[n].values[at] != want[n].values[at])
+        ++others;
+    }
+    CHECK(others == 0, "%s: %d numbers of other sequences changed", want[n].name, int(others));
+    CHECK(nan * 5 < int64_t(want[n].values.size()) * 3, "%s: %d of %d are NaN", want[n].name, int(nan),
+          int(want[n].values.size()));
+  }
+}
+
 // Bugs in the scores, which walks have none like: each must be found.
 void test_planted(const char* name, emulator::Bug bug, bool backwards) {
   Settings set;
@@ -103,7 +142,7 @@ void test_planted(const char* name, emulator::Bug bug, bool backwards) {
   const int dqk = backwards ? 256 : 512;  // forward's of fewer are made by the walk
   const Problem p = random_problem({1, 1, 200, dqk, 128, 64}, set);
   const gpu::Chip chip{gpu::Family::nvidia, 132, 227 << 10, true};
-  const gpu::mlstm::MlstmShape shape{1, 1, 200, dqk, 128, false, 2, true};
+  const gpu::mlstm::MlstmShape shape{1, 1, 200, dqk, 128, 2, true};
   std::string report;
   emulator::plant(bug);
   try {
@@ -138,10 +177,17 @@ int main(int count, char** arguments) {
       {1, 1, 200, 256, 256, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 0, Gates::wide},
       {1, 2, 200, 128, 128, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 2, Gates::all_or_nothing},
       {1, 1, 200, 128, 256, sigmoid, true, true, 132, Layout::bhsd, 0, Gates::wide},
+      // packed: sequences that end within a chunk, at its end, and of one token
+      {1, 2, 200, 128, 128, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 0, Gates::usual, {0, 37, 101, 102, 200}},
+      {1, 1, 330, 256, 256, XLSTM_GATE_EXP, true, true, 132, Layout::bshd, 0, Gates::usual, {0, 329, 330}},
+      {1, 1, 200, 256, 512, sigmoid, true, true, 132, Layout::bhsd, 2, Gates::usual, {0, 150, 200}},
+      {1, 1, 130, 512, 512, XLSTM_GATE_EXP, false, true, 132, Layout::bhsd, 0, Gates::usual, {0, 66, 130}},
   };
   const int seeds = count > 1 ? std::atoi(arguments[1]) : 2;
   for (int seed = 1; seed <= seeds; ++seed)
     for (const CallCase& c : cases) test(c, unsigned(seed));
+  test_nan_stays_in_its_sequence(256, 128);
+  test_nan_stays_in_its_sequence(512, 128);
   for (const bool backwards : {false, true}) {
     test_planted("scores that do not wait for copies", emulator::Bug::barrier_wait, backwards);
     test_planted("scores without a barrier of the block", emulator::Bug::block_barrier, backwards);

@@ -50,7 +50,7 @@ def test_every_case_has_rows() -> None:
 def test_hoppers_own_schedule_has_every_kind_of_case() -> None:
     def hopper(case: Case) -> bool:
         shape = (case.sequences, case.heads, case.length, case.dqk, case.dhv)
-        cut = _native.plan_mlstm_gpu("H200", *shape, 2, packed=bool(case.lengths), panels=case.layout != "strided")
+        cut = _native.plan_mlstm_gpu("H200", *shape, 2, panels=case.layout != "strided")
         return cut["forward"]["schedule"] == "hopper"
 
     hopper_cases = [case for case in GPU_CASES if hopper(case)]

@@ -27,7 +27,7 @@ void test(const CallCase& c, const gpu::Chip& chip) {
   std::vector<Problem> moved(4, exact);
   for (Problem& m : moved)
     for (Values* x : {&m.q, &m.k, &m.v, &m.dh}) move(*x, engine);
-  const gpu::mlstm::MlstmShape shape{1, c.heads, c.length, c.dqk, c.dhv, false, 2, true, 0, c.segments};
+  const gpu::mlstm::MlstmShape shape{1, c.heads, c.length, c.dqk, c.dhv, 2, true, 0, c.segments};
   const std::string what = std::to_string(c.heads) + " heads, " + std::to_string(c.length) + " tokens, " +
                            std::to_string(c.dqk) + "/" + std::to_string(c.dhv);
   const Solution truth = chunkwise(exact);

@@ -39,8 +39,7 @@ int64_t least_chunks_of_segment(Family f) { return f == Family::cdna ? 2 : 8; }
 // Whether the Hopper walk supports these tensors, and they fill its tiles.
 bool suits_hopper(const MlstmShape& s, const Chip& chip) {
   const auto fits = [](int64_t dimension) { return dimension >= 128 && dimension <= kMaxWalkRows; };
-  return chip.hopper && s.chunk == 0 && s.panels && !s.packed && fits(s.dqk) && fits(s.dhv) &&
-         s.length >= 2 * kHopperChunk;
+  return chip.hopper && s.chunk == 0 && s.panels && fits(s.dqk) && fits(s.dhv) && s.length >= 2 * kHopperChunk;
 }
 
 // The longest chunk for which every walk with a state of these dimensions has a kernel that fits this chip.

@@ -14,8 +14,7 @@ namespace xlstm::gpu::mlstm {
 // The inputs of a plan.
 struct MlstmShape {
   int64_t sequences, heads, length, dqk,
-      dhv;  // length: of a row; the sequences of a packed row have this length together
-  bool packed;
+      dhv;               // length: of a row; the sequences of a packed row have this length together
   int element_bytes;     // of q
   bool panels;           // everything is bfloat16 and TMA can load all tensors (Schedule::hopper)
   int64_t chunk = 0;     // of the schedule for all chips; 0 leaves the chunk, and the schedule, to the plan

@@ -64,7 +64,7 @@ char* Block::at(uint32_t address, uint32_t bytes, const char* does) {
 }
 
 void tma_load(uint32_t to, const TensorMap& from, const int (&at)[4], uint32_t barrier) {
-  check_aligned("a panel at", to, 1024);
+  check_aligned("a panel at", to, uint64_t(std::min(from.rows, 8) * kRowBytes));
   Arriving arriving(*running->block, to, uint32_t(from.rows * kRowBytes), barrier);
   cluster->later(*running->block, [arriving, from, to, coordinates = std::to_array(at)]() mutable {
     const int where[4] = {coordinates[0], coordinates[1], coordinates[2], coordinates[3]};

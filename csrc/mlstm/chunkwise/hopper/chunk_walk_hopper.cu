@@ -25,6 +25,12 @@ __global__ __launch_bounds__(kHopperStateThreads) void dot_last_states_hopper(co
   dot_tile<HopperStateLayout<kRows, kYPanels, kPair>>(p);
 }
 
+TokenMaps token_maps(const Tokens& x, const Sequences& where) {
+  TokenMaps maps{token_map(x, where), {}};
+  for (int box = 0; where.cu_seqlens && box < 2; ++box) maps.rows[box] = token_map(x, where, kRowsOfBoxes[box]);
+  return maps;
+}
+
 template <int kRows, int kYPanels, bool kPair, class Output>
 void launch_kernel(const HopperWalkParams& p, int64_t blocks, Stream stream) {
   constexpr int kBytes = HopperWalkSmem<kRows, kYPanels, kPair, Output>::kBytes;
@@ -40,7 +46,7 @@ void launch_shape(const WalkPlan& plan, const WalkParams& p, const ScoringParams
   using States = std::conditional_t<kMakesScores, output::c_and_n, StatesOf<Output>>;
   const int64_t states = p.where.sequences * p.where.heads, blocks = states * plan.segments * plan.tiles;
   if (blocks == 0) return;
-  HopperWalkParams params{p, {}, token_map(p.x, p.where), token_map(p.y, p.where), {}, {}, {}};
+  HopperWalkParams params{p, {}, {}, {}, token_maps(p.x, p.where), token_maps(p.y, p.where), {}};
   if (kMakesScores) params.scoring = *scoring;
   if (plan.segments > 1) {
     launch_kernel<kRows, kYPanels, kPair, States>(params, blocks, stream);

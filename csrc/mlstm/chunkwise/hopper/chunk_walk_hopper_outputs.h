@@ -45,9 +45,20 @@ struct HopperOutputs {
     }
     fence_async_proxy();
     barrier_sync(kGroupBarrier + group, kWarpgroup);
-    if (thread == 0)
-      tma_store(&smem.params.out, Layout::first_column(smem.tile) + panel * 64, smem.chunk_at(n) * kChunk,
-                smem.segment.head, smem.segment.batch, address);
+    const int column = Layout::first_column(smem.tile) + panel * 64;
+    if (smem.is_cut(n))
+      store_tokens(n, column, smem.lds + Smem::kSumsOffset + panel * kPanelBytes);
+    else if (thread == 0)
+      tma_store(&smem.params.out, column, smem.token_at(n), smem.segment.head, smem.segment.batch, address);
+  }
+  // Stores a panel from this column on without the rows that are another sequence's.
+  XLSTM_DEVICE void store_tokens(int n, int first_column, const char* panel) const {
+    const TokenRows<BFloat16> out = rows<BFloat16>(p.out, smem.segment);
+    const int thread = threadIdx.x % kWarpgroup, column = first_column + thread % 8 * 8, valid = smem.valid(n);
+    for (int t = thread / 8; t < valid; t += kWarpgroup / 8)
+      if (column < out.columns)
+        *reinterpret_cast<Vec16*>(const_cast<BFloat16*>(out.data) + (smem.token_at(n) + t) * out.stride + column) =
+            read_vec16(panel + panel_vec16_offset(t, thread % 8));
   }
 
   // Sums for the epilogue warps are stored token by token, 64 columns each, permuted so that what a warp writes
@@ -180,8 +191,8 @@ struct HopperOutputs {
     const float* sums = smem.sums(panel);
     float* dots = p.dots + smem.tile * (p.where.rows * p.where.slots * kChunk);
     for (int n = 0; n < smem.chunks; ++n) {
-      const int64_t slot = smem.slot_of(n), t0 = int64_t(smem.chunk_at(n)) * kChunk;
-      const int valid = int(smem.segment.end - t0 < kChunk ? smem.segment.end - t0 : kChunk);
+      const int64_t slot = smem.slot_of(n), t0 = smem.token_at(n);
+      const int valid = smem.valid(n);
       const float* factors = p.factors + slot * kFactors * kChunk;
       const BFloat16* from = with.data + t0 * with.stride + load_column;
       BFloat16* to = const_cast<BFloat16*>(out.data) + t0 * out.stride + column;

@@ -169,7 +169,7 @@ struct HopperScorer {
   // l and 1 / N of this thread's rows: l = inter q n + the row's sum of scores.
   XLSTM_DEVICE void normalise(const float (&pairs)[36], const float (&sum)[2], int n) const {
     if (lane % 4) return;
-    const int64_t t0 = int64_t(smem.chunk_at(n)) * kChunk;
+    const int64_t t0 = smem.token_at(n);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int t = row() + 8 * h;

@@ -14,9 +14,17 @@ namespace output {
 struct c_and_n : c {};
 }  // namespace output
 
+// Tensor maps of one tensor for tiles of a chunk's tokens, and, of packed sequences, of these numbers of rows: where
+// one ends within a tile, TMA must not load the next one's tokens, whose products with zeros may be NaN.
+constexpr int kRowsOfBoxes[] = {8, 1};
+struct TokenMaps {
+  CUtensorMap chunk, rows[2];
+};
+
 struct HopperWalkParams {
   WalkParams walk;
-  CUtensorMap a, x, y, scores, out;
+  CUtensorMap a, scores, out;
+  TokenMaps x, y;
   ScoringParams scoring;  // where n is kept with the state
 };
 
@@ -117,7 +125,15 @@ struct HopperWalkSmem {
   XLSTM_DEVICE int chunk_at(int n) const {
     return kTerms.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n;
   }
-  XLSTM_DEVICE int64_t slot_of(int n) const { return int64_t(segment.row) * p.where.slots + chunk_at(n); }
+  XLSTM_DEVICE int64_t slot_of(int n) const { return segment.slot_of(p.where, chunk_at(n)); }
+  // Its first token.
+  XLSTM_DEVICE int token_at(int n) const { return int(segment.begin) + chunk_at(n) * kChunk; }
+  XLSTM_DEVICE int valid(int n) const {
+    const int left = int(segment.end) - token_at(n);
+    return left < kChunk ? left : kChunk;
+  }
+  // Whether the sequence ends in the chunk, with another sequence's tokens behind it.
+  XLSTM_DEVICE bool is_cut(int n) const { return segment.end < p.where.length && valid(n) < kChunk; }
 
   XLSTM_DEVICE uint32_t stage_address(int n) const { return base + uint32_t(n % kStages * kStageBytes); }
   XLSTM_DEVICE const char* stage(int n) const { return lds + n % kStages * kStageBytes; }
@@ -174,11 +190,18 @@ struct HopperWalkSmem {
       incoming_full().init(1), peer_sums_free().init(kEpilogueWarps);
       fence_mbarrier_init();
     }
+    const auto clear = [&](int from, int bytes) {
+      for (int i = threadIdx.x * 4; i < bytes; i += kHopperBlockThreads * 4)
+        *reinterpret_cast<uint32_t*>(lds + from + i) = 0;
+    };
+    // Rows of a cut chunk that no copy writes: a stage's first chunk finds zeros there, later ones tokens of their own.
+    const int cut = kTerms.reverse ? 0 : chunks - 1;
+    if (cut < kStages && is_cut(cut)) {
+      for (int i = 0; i < kXPanels; ++i) clear(cut * kStageBytes + kXOffset + i * kXPanelBytes, kPanelBytes);
+      clear(cut * kStageBytes + kYOffset, kYPanels * kPanelBytes);
+      fence_async_proxy();
+    }
     if constexpr (kHasN) {  // zero what no copy writes: rows below n and its weights, scores above the diagonal
-      const auto clear = [&](int from, int bytes) {
-        for (int i = threadIdx.x * 4; i < bytes; i += kHopperBlockThreads * 4)
-          *reinterpret_cast<uint32_t*>(lds + from + i) = 0;
-      };
       clear(kWeightsOffset, kStages * kWeightTileBytes);
       for (int s = 0; kMakesScores && s < kStages; ++s) {
         for (int i = 0; i < kXPanels; ++i)
@@ -201,38 +224,54 @@ struct HopperWalkSmem {
       load_panels<kXPanels>(stage_address(n) + kAOffset, kPanelBytes, params.a, Layout::first_row(tile), n, full);
     }
   }
+  // Bytes of a panel that load_tokens() loads.
+  XLSTM_DEVICE uint32_t loaded_bytes(int n) const { return is_cut(n) ? panel_bytes(valid(n)) : kPanelBytes; }
+  // Panels of x or y: without the tokens of another sequence.
+  template <int kCount>
+  XLSTM_DEVICE void load_tokens(uint32_t to, int stride, const TokenMaps& from, int column, int n,
+                                Mbarrier full) const {
+    if (!is_cut(n)) return load_panels<kCount>(to, stride, from.chunk, column, n, full);
+    const int count = valid(n);
+    for (int t = 0; t < count;) {
+      const int box = count - t < kRowsOfBoxes[0];
+      for (int i = 0; i < kCount; ++i)
+        tma_load(to + i * stride + panel_bytes(t), &from.rows[box], column + i * kPanelColumns, token_at(n) + t,
+                 segment.head, segment.batch, full);
+      t += kRowsOfBoxes[box];
+    }
+  }
   XLSTM_DEVICE void load_y(int n) const {
     const Mbarrier full = y_full(n);
     const int64_t slot = slot_of(n);
-    full.arrive_expect_tx(kYPanels * kPanelBytes + kFactorBytes + (kOutputs && !kMakesScores ? kPanelBytes : 0));
+    full.arrive_expect_tx(kYPanels * loaded_bytes(n) + kFactorBytes + (kOutputs && !kMakesScores ? kPanelBytes : 0));
     bulk_load(base + kFactorsOffset + n % kStages * kFactorBytes, p.factors + slot * kFactors * kChunk, kFactorBytes,
               full);
-    load_panels<kYPanels>(stage_address(n) + kYOffset, kPanelBytes, params.y, Layout::first_column(tile), n, full);
+    load_tokens<kYPanels>(stage_address(n) + kYOffset, kPanelBytes, params.y, Layout::first_column(tile), n, full);
     if constexpr (kOutputs && !kMakesScores)
       tma_load(stage_address(n) + kScoresOffset, &params.scores, 0, int(slot * kChunk), 0, 0, full);
   }
   XLSTM_DEVICE void load_x(int n) const {
     const Mbarrier full = x_full(n);
-    full.arrive_expect_tx(kXPanels * kPanelBytes + (kHasN ? kWeightBytes : 0) + (kMakesScores ? kGateTermBytes : 0));
+    full.arrive_expect_tx(kXPanels * loaded_bytes(n) + (kHasN ? kWeightBytes : 0) +
+                          (kMakesScores ? kGateTermBytes : 0));
     if constexpr (kHasN) {
       const float* from = params.scoring.gate_terms + slot_of(n) * kGateTermFloats;
       const uint32_t to = base + uint32_t(kGateTermsOffset + n % kStages * kGateTermStageBytes);
       if constexpr (kMakesScores) bulk_load(to, from, kGateTermBytes, full);
       bulk_load(weights_address(n), from + kGateTermBytes / 4, kWeightBytes, full);
     }
-    load_panels<kXPanels>(stage_address(n) + kXOffset, kXPanelBytes, params.x, Layout::first_row(tile), n, full);
+    load_tokens<kXPanels>(stage_address(n) + kXOffset, kXPanelBytes, params.x, Layout::first_row(tile), n, full);
   }
   template <int kCount>
   XLSTM_DEVICE void load_panels(uint32_t to, int stride, const CUtensorMap& from, int column, int n,
                                 Mbarrier full) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      tma_load(to + i * stride, &from, column + i * kPanelColumns, chunk_at(n) * kChunk, segment.head, segment.batch,
-               full);
+      tma_load(to + i * stride, &from, column + i * kPanelColumns, token_at(n), segment.head, segment.batch, full);
   }
   // The producer: a single thread that issues all loads.
   XLSTM_DEVICE void producer_loop() const {
-    prefetch(&params.a), prefetch(&params.x), prefetch(&params.y), prefetch(&params.scores);
+    prefetch(&params.a), prefetch(&params.x.chunk), prefetch(&params.y.chunk), prefetch(&params.scores);
     if constexpr (kStoresByTma) prefetch(&params.out);
     for (int n = 0; n < chunks; ++n) {
       const uint32_t before = parity(n) ^ 1;

@@ -8,9 +8,9 @@
 
 namespace xlstm::gpu::mlstm {
 
-// TMA map of x, for tiles of a chunk's tokens by 64 columns.
-inline CUtensorMap token_map(const Tokens& x, const Sequences& where) {
-  return tensor_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, kHopperChunk);
+// TMA map of x, for tiles of so many tokens, a chunk's, by 64 columns.
+inline CUtensorMap token_map(const Tokens& x, const Sequences& where, int tokens = kHopperChunk) {
+  return tensor_map(x.data, x.columns, where.length, where.heads, where.rows / where.heads, x.stride, tokens);
 }
 
 }  // namespace xlstm::gpu::mlstm

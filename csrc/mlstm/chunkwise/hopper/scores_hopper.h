@@ -142,8 +142,9 @@ struct HopperScores {
     for (int t = 0; t < kChunk; t += 8)
 #pragma unroll
       for (int e = 0; e < kRows; ++e) {
-        const uint32_t x =
+        uint32_t x =
             *reinterpret_cast<const uint32_t*>(from + t * kPanelRowBytes + panel_vec16_offset(row + e, pair / 4));
+        if (t + row + e >= c.valid) x = 0;  // another sequence's: its product with a weight of 0 may be NaN
         low += weight[t + e] * low_float(BFloat16{}, x);
         high += weight[t + e] * high_float(BFloat16{}, x);
       }
@@ -354,7 +355,10 @@ __global__ __launch_bounds__(HopperScores<kBackward>::kThreads,
     extern __shared__ __align__(1024) char lds[];
     const Sequences& where = params.scores.where;
     const uint32_t slots = uint32_t(where.slots);
-    HopperScores<kBackward>(params, Chunk(where, head_of(where, blockIdx.x / slots), blockIdx.x % slots), lds).run();
+    Head head;
+    int64_t chunk;
+    if (!head_at(where, blockIdx.x / slots, blockIdx.x % slots, head, chunk)) return;
+    HopperScores<kBackward>(params, Chunk(where, head, chunk), lds).run();
   }
 }
 
@@ -366,7 +370,10 @@ __global__ __launch_bounds__(kHopperChunk) void chunk_gate_terms_hopper(const Sc
     __shared__ __align__(alignof(Gates)) char memory[sizeof(Gates)];
     Gates& gates = *reinterpret_cast<Gates*>(memory);
     const uint32_t slots = uint32_t(p.where.slots);
-    const Chunk c(p.where, head_of(p.where, blockIdx.x / slots), blockIdx.x % slots);
+    Head head;
+    int64_t chunk;
+    if (!head_at(p.where, blockIdx.x / slots, blockIdx.x % slots, head, chunk)) return;
+    const Chunk c(p.where, head, chunk);
     const int t = threadIdx.x;
     const TokenFactors factors = compute_gate_factors<false>(p, c, gates, t);
     float* const to = gate_terms + c.slot * kGateTermFloats;
