@@ -3,9 +3,9 @@
 // four rows of an accumulator, which is the B operand's layout of k, so that a strip is the chain operand of the next
 // product without any moves.
 //
-// 2-byte elements: a step is 32 stream rows by 32 k, two 16x16x16 instructions along each. The rows of the two
-// accumulators alternate in groups of four (arch/layouts.h), so that a lane has 8 consecutive k, 16 bytes. Floats use
-// the float instruction 16x16x4, four for a step of 16 by 16.
+// 2-byte elements: a step is 32 stream rows by 32 k. The rows of its two accumulators alternate in groups of four
+// (arch/layouts.h), so that a lane has 8 consecutive k, 16 bytes: the operand of gfx950's 16x16x32, and one half each
+// for the two 16x16x16 of older chips. Floats use the float instruction 16x16x4, four for a step of 16 by 16.
 #pragma once
 
 #include "arch/amd/no_async_copies.h"
@@ -13,9 +13,6 @@
 namespace xlstm::gpu {
 
 typedef float Float4 __attribute__((ext_vector_type(4)));
-typedef short Short4 __attribute__((ext_vector_type(4)));
-typedef _Float16 Half4 __attribute__((ext_vector_type(4)));
-
 template <class E>
 struct ChainOperand {  // 16 bytes of k for one column
   Vec16 k;
@@ -24,6 +21,25 @@ template <class E>
 struct StreamOperand {  // the same for one row of each accumulator
   Vec16 k[sizeof(E) == 2 ? 2 : 1];
 };
+
+#if defined(__gfx950__)
+typedef __bf16 Bfloat8 __attribute__((ext_vector_type(8)));
+typedef _Float16 Half8 __attribute__((ext_vector_type(8)));
+
+// 16 stream rows by 32 k, in one instruction.
+template <bool kChainStays>
+XLSTM_DEVICE Float4 multiply_step(BFloat16, const Vec16& stream, const Vec16& chain, Float4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(Bfloat8, stream),
+                                                 __builtin_bit_cast(Bfloat8, chain), c, 0, 0, 0);
+}
+template <bool kChainStays>
+XLSTM_DEVICE Float4 multiply_step(Float16, const Vec16& stream, const Vec16& chain, Float4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x32_f16(__builtin_bit_cast(Half8, stream), __builtin_bit_cast(Half8, chain), c,
+                                                0, 0, 0);
+}
+#else
+typedef short Short4 __attribute__((ext_vector_type(4)));
+typedef _Float16 Half4 __attribute__((ext_vector_type(4)));
 
 XLSTM_DEVICE Float4 mfma(BFloat16, uint64_t a, uint64_t b, Float4 c) {
   return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Short4, a), __builtin_bit_cast(Short4, b), c, 0,
@@ -39,6 +55,16 @@ XLSTM_DEVICE Halves halves_of(const Vec16& p) {
   return h;
 }
 
+// 16 stream rows by 32 k, in two instructions.
+template <bool kChainStays, class E>
+XLSTM_DEVICE Float4 multiply_step(E, const Vec16& stream, const Vec16& chain, Float4 c) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    c = mfma(E{}, halves_of(stream)[h], kChainStays ? __builtin_bit_cast(Halves, chain)[h] : halves_of(chain)[h], c);
+  return c;
+}
+#endif
+
 // kHalf: the first accumulator alone. kChainStays: the chain operand was not read from LDS for this product, so that
 // its halves may be taken as they are; opaque, an operand that is used again would be copied first.
 template <bool kHalf = false, bool kChainStays = false, class E>
@@ -48,10 +74,7 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
     float* v = s.value + 4 * j;
     Float4 sum = {v[0], v[1], v[2], v[3]};
     if constexpr (sizeof(E) == 2) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        sum = mfma(E{}, halves_of(stream.k[j])[h],
-                   kChainStays ? __builtin_bit_cast(Halves, chain.k)[h] : halves_of(chain.k)[h], sum);
+      sum = multiply_step<kChainStays>(E{}, stream.k[j], chain.k, sum);
     } else {
 #pragma unroll
       for (int r = 0; r < 4; ++r)
