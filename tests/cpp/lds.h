@@ -36,12 +36,20 @@ struct Tile {
   }
 };
 
-// The groups of lanes in a wave that are served together, for accesses of `bytes` bytes a lane.
 enum class Access { read, write, ldmatrix };
-inline std::vector<std::vector<int>> served_together(Family f, Access access, int bytes) {
+// gfx950 differs from the family's other chips: HipKittens measured (analysis/paper_experiments/phases) 64 banks for
+// its reads of 8 and of 16 bytes, and 32 for its writes.
+enum class Lds { of_family, of_gfx950 };
+inline int banks_of(Lds lds, Access access, int bytes) {
+  return lds == Lds::of_gfx950 && access == Access::read && bytes >= 8 ? 64 : 32;
+}
+
+// The groups of lanes in a wave that are served together, for accesses of `bytes` bytes a lane.
+inline std::vector<std::vector<int>> served_together(Family f, Lds lds, Access access, int bytes) {
   std::vector<std::vector<int>> groups;
   if (f == Family::cdna && access == Access::read && bytes == 16) {
-    const int first[4][2] = {{0, 20}, {4, 16}, {8, 28}, {12, 24}};
+    std::vector<std::vector<int>> first = {{0, 20}, {4, 16}, {8, 28}, {12, 24}};
+    if (lds == Lds::of_gfx950) first = {{0, 20, 12, 24}, {4, 16, 8, 28}};
     for (int half = 0; half < 64; half += 32)
       for (const auto& starts : first) {
         std::vector<int> group;
@@ -51,7 +59,7 @@ inline std::vector<std::vector<int>> served_together(Family f, Access access, in
       }
     return groups;
   }
-  const int size = access == Access::ldmatrix ? 8 : std::min(32, 128 / bytes);
+  const int size = access == Access::ldmatrix ? 8 : std::min(32, banks_of(lds, access, bytes) * 4 / bytes);
   for (int first = 0; first < xlstm::gpu::wave_size(f); first += size) {
     std::vector<int> group;
     for (int lane = first; lane < first + size; ++lane) group.push_back(lane);
@@ -62,13 +70,14 @@ inline std::vector<std::vector<int>> served_together(Family f, Access access, in
 
 // How many times as long the worst group of lanes takes as it would without conflicts. A lane with address -1 does not
 // take part.
-inline int conflict(Family f, Access access, int bytes, const std::vector<int>& address) {
+inline int conflict(Family f, Lds lds, Access access, int bytes, const std::vector<int>& address) {
+  const int banks = banks_of(lds, access, bytes);
   int worst = 1;
-  for (const auto& group : served_together(f, access, bytes)) {
-    std::set<int> words[32];
+  for (const auto& group : served_together(f, lds, access, bytes)) {
+    std::vector<std::set<int>> words(banks);
     for (int lane : group)
       if (address[lane] >= 0)
-        for (int at = address[lane] / 4; at < (address[lane] + bytes + 3) / 4; ++at) words[at % 32].insert(at);
+        for (int at = address[lane] / 4; at < (address[lane] + bytes + 3) / 4; ++at) words[at % banks].insert(at);
     for (const auto& bank : words) worst = std::max(worst, int(bank.size()));
   }
   return worst;

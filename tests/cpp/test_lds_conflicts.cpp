@@ -31,14 +31,14 @@ struct Pattern {
   std::function<int(int thread, int round)> address;  // -1: none
 };
 
-int conflict(const Pattern& p) {
+int conflict(const Pattern& p, lds::Lds lds) {
   const int wave = wave_size(p.tile.family);
   int worst = 1;
   for (int round = 0; round < p.rounds; ++round)
     for (int first = 0; first < p.threads; first += wave) {
       std::vector<int> address(wave);
       for (int lane = 0; lane < wave; ++lane) address[lane] = p.address(first + lane, round);
-      worst = std::max(worst, lds::conflict(p.tile.family, p.access, p.bytes, address));
+      worst = std::max(worst, lds::conflict(p.tile.family, lds, p.access, p.bytes, address));
     }
   return worst;
 }
@@ -232,8 +232,11 @@ void add_backward(Patterns& all, Family f, const lds::Swizzle& swizzle) {
       }
 }
 
-// The known conflicts: NVIDIA reads floats one by one, and each read takes twice as long as without conflicts.
-bool is_known(const Pattern& p) {
+// The known conflicts: NVIDIA reads floats one by one, and each read takes twice as long as without conflicts. On
+// gfx950 a read may take as long as on gfx942, which has half of its banks: the swizzle does not choose between its two
+// lines.
+bool is_known(const Pattern& p, lds::Lds lds, int times) {
+  if (lds == lds::Lds::of_gfx950) return banks_of(lds, p.access, p.bytes) == 64 && times == 2;
   return p.tile.family == Family::nvidia && p.tile.element_bytes == 4 && p.access == Access::read;
 }
 
@@ -259,7 +262,7 @@ OutputsConflict known_conflict_of_outputs(Family f, int bytes) {
   return {1, (f == Family::nvidia || f == Family::rdna) && bytes == 2 ? 2 : 1};
 }
 
-OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
+OutputsConflict outputs_conflict(Family f, lds::Lds lds, int bytes, int rows, int chunk) {
   const WalkShape s = walk_shape(f, bytes, rows, chunk);
   const int lanes = wave_size(f), step = strip_step(f, bytes), n = 16 / bytes;
   OutputsConflict worst{1, 1};
@@ -279,7 +282,7 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
                   "%d bytes, %d rows: token %d, column %d", bytes, rows, token + t0 + at.row, column + at.column);
             address[lane] = 4 * slot;
           }
-          worst.write = std::max(worst.write, lds::conflict(f, Access::write, 4, address));
+          worst.write = std::max(worst.write, lds::conflict(f, lds, Access::write, 4, address));
         }
   for (int first = 0; first < chunk * s.y_tile / n; first += lanes)
     for (int part = 0; part < n; part += 4) {
@@ -287,7 +290,7 @@ OutputsConflict outputs_conflict(Family f, int bytes, int rows, int chunk) {
         const int unit = first + lane;
         address[lane] = 4 * out_offset(f, bytes, s.y_tile, unit / (s.y_tile / n), unit % (s.y_tile / n) * n + part);
       }
-      worst.read = std::max(worst.read, lds::conflict(f, Access::read, 16, address));
+      worst.read = std::max(worst.read, lds::conflict(f, lds, Access::read, 16, address));
     }
   std::set<int> slots;
   for (int token = 0; token < s.waves_x * chunk; ++token)
@@ -304,31 +307,36 @@ const char* name(Family f) {
   return kNames[int(f)];
 }
 
+void test_family(Family f, lds::Lds lds) {
+  const char* chip = lds == lds::Lds::of_gfx950 ? "gfx950" : name(f);
+  Patterns library = patterns(f, lds::library_swizzle());
+  add_backward(library, f, lds::library_swizzle());
+  int known = 0;
+  for (const Pattern& pattern : library) {
+    const int times = conflict(pattern, lds);
+    known += times > 1;
+    CHECK(times == 1 || is_known(pattern, lds, times), "%s: %s takes %d times as long", chip, pattern.name.c_str(),
+          times);
+    CHECK(every_element_has_a_slot(pattern.tile), "%s: %s", chip, pattern.name.c_str());
+  }
+  for (int bytes : {2, 4})
+    for (int chunk : kChunks)
+      for (int rows : kWalkRows) {
+        if (!has_walk(f, bytes, rows, chunk)) continue;
+        const OutputsConflict times = outputs_conflict(f, lds, bytes, rows, chunk);
+        const OutputsConflict known_times = known_conflict_of_outputs(f, bytes);
+        CHECK(times.write == known_times.write && times.read == known_times.read,
+              "%s: outputs of %d bytes, %d rows, chunks of %d take %d and %d times as long, written and read, "
+              "expected %d and %d",
+              chip, bytes, rows, chunk, times.write, times.read, known_times.write, known_times.read);
+      }
+  std::printf("%s: %d ways to touch a tile, %d of them with known conflicts\n", chip, int(library.size()), known);
+}
+
 }  // namespace
 
 int main() {
-  for (Family f : kFamilies) {
-    Patterns library = patterns(f, lds::library_swizzle());
-    add_backward(library, f, lds::library_swizzle());
-    int known = 0;
-    for (const Pattern& pattern : library) {
-      const int times = conflict(pattern);
-      known += times > 1;
-      CHECK(times == 1 || is_known(pattern), "%s: %s takes %d times as long", name(f), pattern.name.c_str(), times);
-      CHECK(every_element_has_a_slot(pattern.tile), "%s: %s", name(f), pattern.name.c_str());
-    }
-    for (int bytes : {2, 4})
-      for (int chunk : kChunks)
-        for (int rows : kWalkRows) {
-          if (!has_walk(f, bytes, rows, chunk)) continue;
-          const OutputsConflict times = outputs_conflict(f, bytes, rows, chunk);
-          const OutputsConflict known_times = known_conflict_of_outputs(f, bytes);
-          CHECK(times.write == known_times.write && times.read == known_times.read,
-                "%s: outputs of %d bytes, %d rows, chunks of %d take %d and %d times as long, written and read, "
-                "expected %d and %d",
-                name(f), bytes, rows, chunk, times.write, times.read, known_times.write, known_times.read);
-        }
-    std::printf("%s: %d ways to touch a tile, %d of them with known conflicts\n", name(f), int(library.size()), known);
-  }
+  for (Family f : kFamilies) test_family(f, lds::Lds::of_family);
+  test_family(Family::cdna, lds::Lds::of_gfx950);
   return finish();
 }

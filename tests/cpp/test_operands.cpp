@@ -169,14 +169,15 @@ int slot_offset(Family f, int row_bytes, int row, int byte) {
   return row * row_bytes + two_way_vec16(f, row, byte / 16) * 16 + byte % 16;
 }
 
-void test_tile(Family f, int rows, int features) {
+void test_tile(Family f, lds::Lds lds, int rows, int features) {
   const MlaShape s = mla_shape(f, rows, features, false);
   const int row_bytes = 2 * features, wave = wave_size(f), lines = row_bytes / 128;
   const auto check = [&](const char* what, lds::Access access, int bytes, auto&& at) {
     std::vector<int> address(wave);
     for (int lane = 0; lane < wave; ++lane) address[lane] = at(lane);
-    const int times = lds::conflict(f, access, bytes, address);
-    CHECK(times == 1, "%s, %d rows, %d features: %s takes %d times as long", name(f), rows, features, what, times);
+    const int times = lds::conflict(f, lds, access, bytes, address);
+    CHECK(times == 1 || (times == 2 && banks_of(lds, access, bytes) == 64),
+          "%s, %d rows, %d features: %s takes %d times as long", name(f), rows, features, what, times);
   };
   std::vector<int> times(s.tile_bytes / 16);
   for (int key = 0; key < s.keys; ++key)
@@ -216,6 +217,9 @@ int main() {
   for (Family f : kFamilies)
     for (int rows : kMlaRows)
       for (int features : kMlaFeatures)
-        if (has_mla(f, rows, false)) test_tile(f, rows, features);
+        if (has_mla(f, rows, false)) test_tile(f, lds::Lds::of_family, rows, features);
+  // With gfx950's banks a read takes no longer than with gfx942's, which are half as many.
+  for (int rows : kMlaRows)
+    for (int features : kMlaFeatures) test_tile(Family::cdna, lds::Lds::of_gfx950, rows, features);
   return finish();
 }
