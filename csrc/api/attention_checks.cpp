@@ -7,9 +7,13 @@ namespace xlstm {
 namespace {
 
 // A call without keys may have no memory for them.
-void is_keys(const char* name, const xlstm_tensor& x, const xlstm_attention& in) {
+void is_keys(const char* name, const xlstm_tensor& x, const xlstm_attention& in, xlstm_dtype dtype) {
   const bool none = in.cu_seqlens_k ? in.total_k == 0 : in.length_k == 0;
-  has_dtype(name, none && !x.data ? xlstm_tensor{in.q.data, x.dtype, {}} : x, in.q.dtype);
+  if (!none || x.data) has_data(name, x.data);
+  if (x.dtype != dtype) expected(name, "dtype " + std::to_string(int(dtype)), std::to_string(int(x.dtype)));
+}
+void is_descale(const char* name, const xlstm_descale& x, xlstm_dtype dtype) {
+  if (x.data && !is_float8(dtype)) expected(name, "none, but for floats of 8 bits", "dtype " + std::to_string(dtype));
 }
 xlstm_dtype wide(const xlstm_attention& in) { return in.q.dtype == XLSTM_FLOAT64 ? XLSTM_FLOAT64 : XLSTM_FLOAT32; }
 
@@ -54,8 +58,10 @@ void check(const xlstm_attention& in, bool on_host) {
   in_range("length_q", in.length_q, 0, kMaxTokens);
   in_range("length_k", in.length_k, 0, kMaxTokens);
   has_dtype("q", in.q);
-  is_keys("k", in.k, in);
-  is_keys("v", in.v, in);
+  is_keys("k", in.k, in, is_float8(in.k.dtype) ? in.k.dtype : in.q.dtype);
+  is_keys("v", in.v, in, in.k.dtype);
+  is_descale("k_descale", in.k_descale, in.k.dtype);
+  is_descale("v_descale", in.v_descale, in.k.dtype);
   is_finite("softmax_scale", in.softmax_scale);
   not_negative("softcap", in.softcap);
   if (!(in.dropout_p >= 0 && in.dropout_p < 1))
@@ -84,13 +90,14 @@ void check_attention_forward(const xlstm_attention_forward& p, bool on_host) {
 
 void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
   check(p.in, on_host);
+  if (is_float8(p.in.k.dtype)) invalid("k: there is no backward pass for floats of 8 bits");
   if (p.in.block_table) invalid("block_table: there is no backward pass through pages");
   if (p.in.cache_batch_idx) invalid("cache_batch_idx: there is no backward pass through a cache");
   has_dtype("out", p.out, p.in.q.dtype);
   has_dtype("dout", p.dout, p.in.q.dtype);
   has_dtype("dq", p.dq, p.in.q.dtype);
-  is_keys("dk", p.dk, p.in);
-  is_keys("dv", p.dv, p.in);
+  is_keys("dk", p.dk, p.in, p.in.q.dtype);
+  is_keys("dv", p.dv, p.in, p.in.q.dtype);
   has_dtype("lse", p.lse, wide(p.in));
   if (p.dlse.data) has_dtype("dlse", p.dlse, wide(p.in));
   if (p.dsink && !p.in.sink) invalid("dsink: needs sink");
@@ -109,7 +116,11 @@ void check_attention_append(const xlstm_attention_append& p, bool on_host) {
   at_least("heads", p.heads, 1);
   at_least("features", p.features, 1);
   has_dtype("from", p.from);
-  has_dtype("to", p.to, p.from.dtype);
+  if (is_float8(p.to.dtype))
+    has_data("to", p.to.data);
+  else
+    has_dtype("to", p.to, p.from.dtype);
+  is_descale("descale", p.descale, p.to.dtype);
   if ((p.cos == nullptr) != (p.sin == nullptr)) invalid("rotary_cos, rotary_sin: expected both or none");
   if (p.cos) {
     in_range("rotary_dim", p.rotary_dim, 2, p.features);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention calls of the C API on a GPU.
+#include "api/check_values.h"
 #include "api/entry.h"
 
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
@@ -12,6 +13,7 @@ namespace {
 
 void check_forward(const xlstm_attention_forward& p, bool on_host) {
   check_attention_forward(p, on_host);
+  if (is_float8(p.in.k.dtype)) invalid("k: there is no kernel for floats of 8 bits on a GPU");
   has_gpu_dtype("q", p.in.q.dtype);
 }
 void check_backward(const xlstm_attention_backward& p, bool on_host) {
@@ -20,6 +22,7 @@ void check_backward(const xlstm_attention_backward& p, bool on_host) {
 }
 void check_append(const xlstm_attention_append& p, bool on_host) {
   check_attention_append(p, on_host);
+  if (is_float8(p.to.dtype)) invalid("cache: there is no kernel for floats of 8 bits on a GPU");
   has_gpu_dtype("x", p.from.dtype);
 }
 void check_combine(const xlstm_attention_combine& p, bool on_host) {

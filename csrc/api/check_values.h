@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/float8.h"
 #include "xlstm_hip.h"
 
 namespace xlstm {

@@ -2,6 +2,7 @@
 // Addresses of new tokens in a KV cache, and the rotary embedding of a feature; for the host and for GPU kernels.
 #pragma once
 
+#include "attention/layout.h"
 #include "attention/rules.h"
 #include "xlstm_hip.h"
 

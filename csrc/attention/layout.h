@@ -23,6 +23,11 @@ XLSTM_LAYOUT QueryRow<Int> query_row(Int key_head, uint32_t row, uint32_t group)
   return {key_head * group + row % group, Int(row / group)};
 }
 
+// What 1 in a sequence's keys, or values, of a key head stands for.
+XLSTM_LAYOUT float descale_of(const xlstm_descale& x, int64_t sequence, int64_t key_head) {
+  return x.data ? x.data[sequence * x.stride[0] + key_head * x.stride[1]] : 1.0f;
+}
+
 struct AttentionLayout {
   const xlstm_attention& in;
   int64_t index, first_query, queries, first_token, first_key, keys, kv_row;

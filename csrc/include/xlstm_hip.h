@@ -34,6 +34,8 @@ typedef enum xlstm_dtype {
   XLSTM_BFLOAT16 = 1,
   XLSTM_FLOAT16 = 2,
   XLSTM_FLOAT64 = 3,
+  XLSTM_FLOAT8_E4M3FN = 4, /* this and the next: attention's keys and values alone; xlstm_code says what they are */
+  XLSTM_FLOAT8_E4M3FNUZ = 5,
   XLSTM_DTYPE_INT = -2147483647 - 1 /* any int may be stored, and is checked */
 } xlstm_dtype;
 
@@ -142,6 +144,13 @@ XLSTM_API xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*
  * A negative window side is unbounded, and causal is right = 0. softcap 0 and absent slopes, sinks and dropout omit
  * their terms. A row without keys and sink has out = 0 and lse = +infinity. keep_ij is Philox 4x32-10 of the seed, the
  * offset, (b, head), i and j alone: csrc/attention/rules.h. */
+/* What a float of 8 bits in the keys, or in the values, of a sequence's key head stands for: itself times
+ * data[sequence * stride[0] + head * stride[1]]. data NULL: itself. */
+typedef struct xlstm_descale {
+  const float* data;
+  int64_t stride[2];
+} xlstm_descale;
+
 typedef struct xlstm_attention {
   int64_t batch, heads_q, heads_k, dqk, dv;
   int64_t length_q, length_k;     /* of a batch row; with cu_seqlens the longest; with block_table the table's keys */
@@ -155,14 +164,15 @@ typedef struct xlstm_attention {
   const int32_t* block_table;     /* (batch, pages of a sequence), or NULL */
   int64_t block_table_stride;
   int64_t page_size, pages; /* tokens of a page; pages of k and v */
-  xlstm_tensor q, k, v;
+  xlstm_tensor q, k, v;     /* k and v: of q's dtype, or both of one of the floats of 8 bits */
   double softmax_scale, softcap, dropout_p;
   int64_t window_left, window_right; /* < 0: unbounded */
   const float* alibi_slopes;         /* (heads_q), or (batch, heads_q) with that stride; NULL */
   int64_t alibi_stride;
-  const void* sink;         /* (heads_q), wide; NULL */
-  const int64_t* rng_state; /* seed, offset; NULL without dropout */
-  int64_t block_size;       /* keys of a tile: 32, 64, 128 or 256; 0 lets the plan choose */
+  const void* sink;                   /* (heads_q), wide; NULL */
+  const int64_t* rng_state;           /* seed, offset; NULL without dropout */
+  int64_t block_size;                 /* keys of a tile: 32, 64, 128 or 256; 0 lets the plan choose */
+  xlstm_descale k_descale, v_descale; /* of k and v in floats of 8 bits, which have no backward pass */
 } xlstm_attention;
 
 typedef struct xlstm_attention_forward {
@@ -204,6 +214,8 @@ typedef struct xlstm_attention_append {
   const void *cos, *sin; /* (rotary_length, rotary_dim / 2) contiguous, in from's dtype; NULL: no rotation */
   int64_t rotary_length, rotary_dim;
   int32_t interleaved;
+  xlstm_descale descale; /* of `to` in floats of 8 bits: x is stored as the nearest float to x / descale. What exceeds
+                            the largest float becomes it; an infinity becomes a NaN */
 } xlstm_attention_append;
 
 /* out = sum of e^(lse_s - lse) out_s over parts s, lse = log sum e^lse_s. A part without keys has lse -+infinity. */

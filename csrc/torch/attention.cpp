@@ -12,13 +12,36 @@ constexpr Call<xlstm_attention_backward> kBackward = {xlstm_attention_backward_p
 constexpr Call<xlstm_attention_append> kAppend = {xlstm_attention_append_tokens, xlstm_gpu_attention_append_tokens};
 constexpr Call<xlstm_attention_combine> kCombine = {xlstm_attention_combine_parts, xlstm_gpu_attention_combine_parts};
 
+xlstm_dtype key_dtype_of(const char* name, const Tensor& x) {
+  if (x.scalar_type() == ScalarType::Float8_e4m3fn) return XLSTM_FLOAT8_E4M3FN;
+  if (x.scalar_type() == ScalarType::Float8_e4m3fnuz) return XLSTM_FLOAT8_E4M3FNUZ;
+  return dtype_of(name, x);
+}
+
 // (B, S, H, D), or packed (T, H, D), whose features are contiguous; strides of sequence, head and token.
-xlstm_tensor tokens(const char* name, const Tensor& x, const Tensor& q) {
+xlstm_tensor tokens_of(const char* name, const Tensor& x, const Tensor& q, xlstm_dtype dtype) {
   STD_TORCH_CHECK(x.dim() == 3 || x.dim() == 4, name, ": expected 3 or 4 dimensions ([B,] S, H, D)");
   check_device(name, x, q);
   const int64_t last = x.dim() - 1;
   STD_TORCH_CHECK(x.stride(last) == 1 || x.size(last) <= 1, name, ": expected the last dimension to be contiguous");
-  return {x.data_ptr(), dtype_of(name, x), {last == 3 ? x.stride(0) : 0, x.stride(last - 1), x.stride(last - 2)}};
+  return {x.data_ptr(), dtype, {last == 3 ? x.stride(0) : 0, x.stride(last - 1), x.stride(last - 2)}};
+}
+xlstm_tensor tokens(const char* name, const Tensor& x, const Tensor& q) {
+  return tokens_of(name, x, q, dtype_of(name, x));
+}
+// The same of keys, values or a cache, which may be floats of 8 bits.
+xlstm_tensor key_tokens(const char* name, const Tensor& x, const Tensor& q) {
+  return tokens_of(name, x, q, key_dtype_of(name, x));
+}
+
+// One number, or (B, H_k), of any strides.
+xlstm_descale descale(const char* name, const OptionalTensor& x, const Tensor& q, int64_t batch, int64_t heads) {
+  if (!x) return {};
+  check_device(name, *x, q);
+  const bool each = x->dim() == 2 && x->size(0) == batch && x->size(1) == heads;
+  STD_TORCH_CHECK(x->scalar_type() == ScalarType::Float && (each || (x->dim() <= 1 && x->numel() == 1)), name,
+                  ": expected float32 of one element or (B, H_k) = (", batch, ", ", heads, ")");
+  return {static_cast<const float*>(x->data_ptr()), {each ? x->stride(0) : 0, each ? x->stride(1) : 0}};
 }
 
 // lse (B, H, S), or packed (H, T).
@@ -41,7 +64,7 @@ const int32_t* indices(const char* name, const OptionalTensor& x, const Tensor& 
 struct Inputs {
   const Tensor &q, &k, &v;
   const OptionalTensor &cu_seqlens_q, &cu_seqlens_k, &seqused_k, &leftpad_k, &block_table, &cache_batch_idx;
-  const OptionalTensor &alibi_slopes, &sink, &rng_state;
+  const OptionalTensor &alibi_slopes, &sink, &rng_state, &k_descale, &v_descale;
 };
 struct Options {
   int64_t max_seqlen_q, max_seqlen_k;
@@ -105,8 +128,10 @@ xlstm_attention params_of(const Inputs& x, const Options& o) {
     STD_TORCH_CHECK(packed_k || p.cache_batch_idx || k.size(0) == p.batch, "k: expected q's batch size");
   }
   p.q = tokens("q", q, q);
-  p.k = tokens("k", k, q);
-  p.v = tokens("v", v, q);
+  p.k = key_tokens("k", k, q);
+  p.v = key_tokens("v", v, q);
+  p.k_descale = descale("k_descale", x.k_descale, q, p.batch, p.heads_k);
+  p.v_descale = descale("v_descale", x.v_descale, q, p.batch, p.heads_k);
   p.softmax_scale = o.softmax_scale;
   p.softcap = o.softcap;
   p.dropout_p = o.dropout_p;
@@ -158,10 +183,11 @@ std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, c
                                              const OptionalTensor& rng_state, int64_t max_seqlen_q,
                                              int64_t max_seqlen_k, double softmax_scale, int64_t window_left,
                                              int64_t window_right, double softcap, double dropout_p, int64_t block_size,
-                                             int64_t splits, bool lse_with_sink) {
+                                             int64_t splits, bool lse_with_sink, const OptionalTensor& k_descale,
+                                             const OptionalTensor& v_descale) {
   const auto [out, lse, none] =
       forward({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, cache_batch_idx, alibi_slopes,
-               sink, rng_state},
+               sink, rng_state, k_descale, v_descale},
               {max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size},
               splits, lse_with_sink, false);
   return {out, lse};
@@ -172,9 +198,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward_probs(
     const OptionalTensor& cu_seqlens_k, const OptionalTensor& seqused_k, const OptionalTensor& leftpad_k,
     const OptionalTensor& alibi_slopes, const OptionalTensor& sink, const OptionalTensor& rng_state,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale, int64_t window_left, int64_t window_right,
-    double softcap, double dropout_p, int64_t block_size) {
+    double softcap, double dropout_p, int64_t block_size, const OptionalTensor& k_descale,
+    const OptionalTensor& v_descale) {
   const OptionalTensor none;
-  return forward({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, none, none, alibi_slopes, sink, rng_state},
+  return forward({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, none, none, alibi_slopes, sink, rng_state,
+                  k_descale, v_descale},
                  {max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size},
                  1, true, true);
 }
@@ -192,7 +220,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   p.parts = parts;
   p.common_schedule = common_schedule;
   p.in =
-      params_of({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, none, none, alibi_slopes, sink, rng_state},
+      params_of({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, none, none, alibi_slopes, sink, rng_state,
+                 none, none},
                 {max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size});
   const bool packed = bool(cu_seqlens_k);
   Tensor dq = like_tokens(q, p.in.dqk, bool(cu_seqlens_q)), dk = like_tokens(k, p.in.dqk, packed),
@@ -241,7 +270,7 @@ xlstm_attention_append append_params(const Tensor& from, const Tensor& to, const
   p.heads = from.size(2);
   p.features = from.size(3);
   p.from = tokens("x", from, from);
-  p.to = tokens("cache", to, from);
+  p.to = key_tokens("cache", to, from);
   p.start = indices("cache_seqlens", start, from, 1, p.batch);
   return p;
 }
@@ -260,8 +289,9 @@ Tensor attention_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, c
 
 void attention_append_(const Tensor& cache, const Tensor& x, const OptionalTensor& cos, const OptionalTensor& sin,
                        const OptionalTensor& start, const OptionalTensor& cache_batch_idx,
-                       const OptionalTensor& block_table, bool interleaved) {
+                       const OptionalTensor& block_table, bool interleaved, const OptionalTensor& scale) {
   xlstm_attention_append p = append_params(x, cache, start);
+  p.descale = descale("descale", scale, x, p.batch, p.heads);
   set_rotary(p, cos, sin, x);
   p.interleaved = interleaved;
   p.to_cache = 1;

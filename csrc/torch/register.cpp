@@ -61,12 +61,13 @@ XLSTM_OPS_DEF(m) {
       "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
       "Tensor? leftpad_k, Tensor? block_table, Tensor? cache_batch_idx, Tensor? alibi_slopes, Tensor? sink, "
       "Tensor? rng_state, int max_seqlen_q, int max_seqlen_k, float softmax_scale, int window_left, int window_right, "
-      "float softcap, float dropout_p, int block_size, int splits, bool lse_with_sink) -> (Tensor out, Tensor lse)");
+      "float softcap, float dropout_p, int block_size, int splits, bool lse_with_sink, Tensor? k_descale=None, "
+      "Tensor? v_descale=None) -> (Tensor out, Tensor lse)");
   m.def(
       "attention_forward_probs(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
       "Tensor? seqused_k, Tensor? leftpad_k, Tensor? alibi_slopes, Tensor? sink, Tensor? rng_state, int max_seqlen_q, "
       "int max_seqlen_k, float softmax_scale, int window_left, int window_right, float softcap, float dropout_p, "
-      "int block_size) -> (Tensor out, Tensor lse, Tensor probs)");
+      "int block_size, Tensor? k_descale=None, Tensor? v_descale=None) -> (Tensor out, Tensor lse, Tensor probs)");
   m.def(
       "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? alibi_slopes, "
@@ -78,7 +79,7 @@ XLSTM_OPS_DEF(m) {
       "Tensor");
   m.def(
       "attention_append_(Tensor(a!) cache, Tensor x, Tensor? cos, Tensor? sin, Tensor? start, Tensor? cache_batch_idx, "
-      "Tensor? block_table, bool interleaved) -> ()");
+      "Tensor? block_table, bool interleaved, Tensor? descale=None) -> ()");
   m.def("attention_combine(Tensor out_partial, Tensor lse_partial) -> (Tensor out, Tensor lse)");
   m.def("rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType? out_dtype=None) -> Tensor");
   m.def(

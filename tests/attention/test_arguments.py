@@ -45,6 +45,7 @@ COMMON: dict[str, Any] = {
     "dropout_p": 0.3, "softmax_scale": 0.1, "causal": True, "window_size": (3, 3), "softcap": 1.0,
     "alibi_slopes": SLOPES, "return_attn_probs": True, "sink": torch.ones(H), "block_size": 32,
     "attention_dropout": 0.3, "dropout": 0.3, "backward_plan": "test_ops.test_a_plan_comes_to_backward",
+    "k_descale": "test_float8.test_forward", "v_descale": "test_float8.test_forward",
 }  # fmt: skip
 SAME = {
     "deterministic": "sums are taken in one order, asked for or not",
@@ -134,7 +135,7 @@ cache_changes: dict[str, Any] = {
     "num_splits": 3, "return_softmax_lse": True,
 }  # fmt: skip
 of_hopper: dict[str, Any] = {
-    **dict.fromkeys(("qv", "q_descale", "k_descale", "v_descale", "seqused_q"), NotImplementedError),
+    **dict.fromkeys(("qv", "q_descale", "seqused_q"), NotImplementedError),
     "attention_chunk": 7, "num_splits": 3,
 }  # fmt: skip
 mla_packed = {"cu_seqlens_qo": ENDS, "cu_seqlens_kv": ENDS, "max_seqlen_qo": 50, "max_seqlen_kv": 50}

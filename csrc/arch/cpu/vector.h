@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/float8.h"
 #include "xlstm_hip.h"
 
 #ifndef XLSTM_ISA
@@ -137,7 +138,28 @@ inline uint16_t float_to_half(float f) {
 }
 #endif
 
-inline int64_t element_bytes(xlstm_dtype dtype) { return dtype == XLSTM_FLOAT64 ? 8 : dtype == XLSTM_FLOAT32 ? 4 : 2; }
+inline int64_t element_bytes(xlstm_dtype dtype) {
+  return is_float8(dtype) ? 1 : dtype == XLSTM_FLOAT64 ? 8 : dtype == XLSTM_FLOAT32 ? 4 : 2;
+}
+
+// A float of 8 bits. Its exponent is moved into a float's. Numbers below the least normal one have no leading one: it
+// is put in front and taken away again, since a machine may be set to flush a float of such bits to zero.
+template <bool kFnuz>
+inline float float8_to_float(uint8_t code) {
+  constexpr uint32_t kBias = kFnuz ? 119 : 120;
+  const uint32_t magnitude = code & 0x7f, is_small = magnitude < 8;
+  const bool is_nan = kFnuz ? code == 0x80 : magnitude == 0x7f;
+  const uint32_t above = (magnitude << 20) + ((kBias + is_small) << 23), least = is_small * ((kBias + 1) << 23);
+  float value, ones;
+  memcpy(&value, &above, 4);
+  memcpy(&ones, &least, 4);
+  value -= ones;
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  bits |= uint32_t(code & 0x80) << 24 | (is_nan ? 0x7fc00000u : 0);
+  memcpy(&value, &bits, 4);
+  return value;
+}
 
 template <class T>
 inline T widen(const void* p, xlstm_dtype dtype, int64_t at) {
@@ -153,7 +175,13 @@ inline T widen(const void* p, xlstm_dtype dtype, int64_t at) {
   }
 }
 
-// Reads n elements from p + at. The compiler vectorises these four plain loops.
+template <bool kFnuz, class T>
+inline void load_float8(T* __restrict to, const void* p, int64_t at, int64_t n) {
+  const uint8_t* s = static_cast<const uint8_t*>(p) + at;
+  for (int64_t j = 0; j < n; ++j) to[j] = T(float8_to_float<kFnuz>(s[j]));
+}
+
+// Reads n elements from p + at. The compiler vectorises these plain loops.
 template <class T>
 inline void load_row(T* __restrict to, const void* p, xlstm_dtype dtype, int64_t at, int64_t n) {
   if (dtype == XLSTM_FLOAT32) {
@@ -165,6 +193,10 @@ inline void load_row(T* __restrict to, const void* p, xlstm_dtype dtype, int64_t
   } else if (dtype == XLSTM_BFLOAT16) {
     const uint16_t* s = static_cast<const uint16_t*>(p) + at;
     for (int64_t j = 0; j < n; ++j) to[j] = T(bf16_to_float(s[j]));
+  } else if (dtype == XLSTM_FLOAT8_E4M3FN) {
+    load_float8<false>(to, p, at, n);
+  } else if (dtype == XLSTM_FLOAT8_E4M3FNUZ) {
+    load_float8<true>(to, p, at, n);
   } else {
     const uint16_t* s = static_cast<const uint16_t*>(p) + at;
     int64_t j = 0;
@@ -188,6 +220,9 @@ inline void store_row(void* p, xlstm_dtype dtype, int64_t at, const T* __restric
   } else if (dtype == XLSTM_BFLOAT16) {
     uint16_t* d = static_cast<uint16_t*>(p) + at;
     for (int64_t j = 0; j < n; ++j) d[j] = float_to_bf16(float(from[j]));
+  } else if (is_float8(dtype)) {
+    uint8_t* d = static_cast<uint8_t*>(p) + at;
+    for (int64_t j = 0; j < n; ++j) d[j] = float8_of(float(from[j]), dtype == XLSTM_FLOAT8_E4M3FNUZ);
   } else {
     uint16_t* d = static_cast<uint16_t*>(p) + at;
     int64_t j = 0;

@@ -43,6 +43,10 @@ void append(const xlstm_attention_append& p, void* workspace, const Executor& ex
       load_row(x, p.from.data, p.from.dtype, from, p.features);
       memcpy(y, x, size_t(p.features) * sizeof(T));
       if (p.cos) rotate(p, rotary_position(p, b, t), x, y, cos, sin);
+      if (p.descale.data) {
+        const T by = T(descale_of(p.descale, b, head));
+        for (int64_t j = 0; j < p.features; ++j) y[j] /= by;
+      }
       store_row(p.to.data, p.to.dtype, to + head * p.to.stride[1], y, p.features);
     }
   });

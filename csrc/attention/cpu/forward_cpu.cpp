@@ -99,7 +99,7 @@ struct ForwardBlock {
   ForwardScratch<Op>& s;
   const xlstm_attention& in = p.in;
   const int64_t width = packed<Op>(in.dqk), panels_v = panels<T>(in.dv);
-  const T scale = T(in.softmax_scale * kUnit<Op>);
+  const T scale = T(in.softmax_scale * kUnit<Op> * descale_of(in.k_descale, sequence.index, key_head));
 
   int64_t rows() const { return padded<T>(live); }
   T* sums(int64_t panel) const { return s.o + panel * NR<T> * panels_v * NR<T>; }
@@ -208,7 +208,8 @@ struct ForwardBlock {
 
   // Normalises row r of the sums into s.row; returns the row's lse.
   T finish_row(int64_t r) const {
-    const T l = s.l[r], inverse = l == 0 ? T(0) : T(dropout_scale(in.dropout_p)) / l;
+    const T unit = T(dropout_scale(in.dropout_p) * descale_of(in.v_descale, sequence.index, key_head));
+    const T l = s.l[r], inverse = l == 0 ? T(0) : unit / l;
     const T* o = sums(r / NR<T>) + r % NR<T> * NR<T>;
     for (int64_t column = 0; column < in.dv; column += NR<T>)
       for (int64_t e = 0; e < NR<T>; e += kLanes<T>) store(s.row + column + e, load(o + column * NR<T> + e) * inverse);

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 IO_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)  # of attention's keys and values
 GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels; float64 is the CPU's alone
 # Beyond this head dim the chunkwise kernels of a GPU move their states through memory (chunk_walk_wide.h).
 GPU_HEAD_DIM = 512

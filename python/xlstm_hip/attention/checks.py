@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.checks import IO_DTYPES, accumulate_dtype, has_integers, is_tensor, shape_text
+from .._core.checks import FLOAT8_DTYPES, IO_DTYPES, accumulate_dtype, has_integers, is_tensor, shape_text
 from .._core.index_tensors import lengths_within, offsets_fit
 from .._core.ops import devices_with_kernels
 
@@ -92,8 +92,11 @@ def length(name: str, value: Any) -> int:
     return value  # type: ignore[return-value]
 
 
-def heads(name: str, x: Any, rank: int, meaning: str, like: Tensor | None = None) -> Tensor:
-    """A tensor of tokens by heads by features: rank, dtype, device; the features contiguous, by a copy if need be."""
+def heads(
+    name: str, x: Any, rank: int, meaning: str, like: Tensor | None = None, float8: bool = False
+) -> Tensor:  # fmt: skip
+    """A tensor of tokens by heads by features: rank, dtype, device; the features contiguous, by a copy if need be.
+    float8: whether it may be of floats of 8 bits."""
     is_tensor(name, x)
     if x.dim() != rank:
         raise ValueError(f"{name}: expected {rank} dimensions {meaning}, got {x.dim()}: {shape_text(x)}")
@@ -107,8 +110,9 @@ def heads(name: str, x: Any, rank: int, meaning: str, like: Tensor | None = None
                 f"{name}: expected device {' or '.join(DEVICES)}, for which there are kernels, got {x.device}"
             )
     else:
-        if x.dtype != like.dtype:
-            raise TypeError(f"{name}: expected {like.dtype} as q has, got {x.dtype}")
+        if x.dtype != like.dtype and not (float8 and x.dtype in FLOAT8_DTYPES):
+            others = "; it may also be float8_e4m3fn or float8_e4m3fnuz" if float8 else ""
+            raise TypeError(f"{name}: expected {like.dtype} as q has, got {x.dtype}{others}")
         on_device(name, x, like)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -128,6 +132,8 @@ def key_heads(name: str, x: Tensor, q: Tensor) -> None:
 
 def keys_and_values(q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
     key_heads(k_name, k, q)
+    if v.dtype != k.dtype:
+        raise TypeError(f"{v_name}: expected {k.dtype} as {k_name} has, got {v.dtype}")
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"{k_name}: expected head dim {q.shape[-1]} as q has, got {shape_text(k)}")
     if k.shape[:-1] != v.shape[:-1]:
@@ -226,6 +232,25 @@ def splits(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPLITS:
         raise ValueError(f"num_splits: expected 0 (the library chooses) to {MOST_SPLITS}, got {value!r}")
     return value
+
+
+def descale(name: str, x: Any, k: Tensor, batch: int) -> Tensor | None:
+    """What 1 in keys or values of 8 bits stands for: one number, or one of each sequence and key head."""
+    if x is None:
+        return None
+    is_tensor(name, x)
+    if k.dtype not in FLOAT8_DTYPES:
+        raise ValueError(
+            f"{name}: expected None with keys and values of {k.dtype}; it is for float8_e4m3fn and _e4m3fnuz"
+        )
+    each = (batch, k.shape[-2])
+    if x.shape != each and not (x.numel() == 1 and x.dim() <= 1):
+        raise ValueError(f"{name}: expected one element or shape (B, H_k) = {each}, got {shape_text(x)}")
+    if x.dtype != torch.float32:
+        raise TypeError(f"{name}: expected float32, got {x.dtype}")
+    if x.requires_grad:
+        raise ValueError(f"{name}: expected no gradient to be needed; it gets none")
+    return on_device(name, x, k)
 
 
 def no_kernel(**unsupported: Any) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The six functions of FlashAttention-2, with its names, argument order, defaults, shapes and return values.
 
-Additional arguments are keyword-only: block_size, sink, seqused_k, leftpad_k, num_splits and backward_plan. Results are
-bitwise reproducible with deterministic=True or False: no kernel uses an order of summation that varies between runs.
+Additional arguments are keyword-only: block_size, sink, seqused_k, leftpad_k, num_splits, backward_plan, k_descale and
+v_descale. Results are bitwise reproducible with deterministic=True or False: no kernel uses an order of summation that
+varies between runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from .._core.index_tensors import Pages, SequenceBounds
 from .._core.plans import Plan
 from . import checks
-from .ops import Call, Options, attend, forward_only, ops_for
+from .ops import Call, Descales, Options, attend, forward_only, ops_for
 
 Window = tuple[int, int]
 WithProbs = tuple[Tensor, Tensor, Tensor]  # out, softmax_lse, S_dmask
@@ -30,10 +31,11 @@ def _result(outputs: tuple[Tensor, ...], out: Tensor, return_attn_probs: bool) -
 def dense_call(
     q: Any, k: Any, v: Any, dropout_p: Any, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any,
     alibi_slopes: Any, block_size: Any = None, sink: Any = None, seqused_k: Any = None, leftpad_k: Any = None,
+    k_descale: Any = None, v_descale: Any = None,
 ) -> Call:  # fmt: skip
     """The checked arguments of flash_attn_func."""
     q = checks.heads("q", q, 4, "(B, S, H, D)")
-    k, v = checks.heads("k", k, 4, "(B, S, H, D)", q), checks.heads("v", v, 4, "(B, S, H, D)", q)
+    k, v = (checks.heads(name, x, 4, "(B, S, H, D)", q, float8=True) for name, x in (("k", k), ("v", v)))
     batch = q.shape[0]
     if k.shape[0] != batch:
         raise ValueError(f"k: expected batch size {batch} as q has, got {checks.shape_text(k)}")
@@ -47,18 +49,23 @@ def dense_call(
         seqused_k=checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)"),
         leftpad_k=checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)"),
     )
-    return Call(q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), bounds, options)
+    descales = Descales(
+        checks.descale("k_descale", k_descale, k, batch), checks.descale("v_descale", v_descale, v, batch)
+    )
+    sinks, slopes = checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch)
+    return Call(q, k, v, sinks, slopes, bounds, options, descales)
 
 
 def varlen_call(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any,
     dropout_p: Any, softmax_scale: Any, causal: Any, window_size: Any, softcap: Any, alibi_slopes: Any,
     block_size: Any = None, sink: Any = None, seqused_k: Any = None, leftpad_k: Any = None, paged: bool = False,
+    k_descale: Any = None, v_descale: Any = None,
 ) -> Call:  # fmt: skip
     """The checked arguments of flash_attn_varlen_func but for block_table."""
     q = checks.heads("q", q, 3, "(T, H, D)")
     rank, meaning = (4, "(pages, page size, H, D) with block_table") if paged else (3, "(T, H, D)")
-    k, v = checks.heads("k", k, rank, meaning, q), checks.heads("v", v, rank, meaning, q)
+    k, v = (checks.heads(name, x, rank, meaning, q, float8=True) for name, x in (("k", k), ("v", v)))
     checks.keys_and_values(q, k, v)
     cu_q = checks.offsets("cu_seqlens_q", cu_seqlens_q, q)
     batch = cu_q.shape[0] - 1
@@ -72,13 +79,17 @@ def varlen_call(
     used = checks.indices("seqused_k", seqused_k, q, (batch,), f"(B) = ({batch},)")
     leftpad = checks.indices("leftpad_k", leftpad_k, q, (batch,), f"(B) = ({batch},)")
     bounds = SequenceBounds(cu_q, cu_k, used, leftpad)
-    return Call(q, k, v, checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch), bounds, options)
+    descales = Descales(
+        checks.descale("k_descale", k_descale, k, batch), checks.descale("v_descale", v_descale, v, batch)
+    )
+    sinks, slopes = checks.sinks("sink", sink, q), checks.slopes(alibi_slopes, q, batch)
+    return Call(q, k, v, sinks, slopes, bounds, options, descales)
 
 
 @forward_only("flash_attn_varlen_func with block_table")
 def attend_pages(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, slopes: Tensor | None, bounds: SequenceBounds,
-    options: Options, block_table: Any, splits: int,
+    options: Options, descales: Descales, block_table: Any, splits: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out and lse of a varlen call whose keys are pages."""
     cu_q, cu_k, used, leftpad = bounds
@@ -90,7 +101,8 @@ def attend_pages(
     checks.paged_keys_fit(cu_k, options.max_seqlen_k, used)
     lengths = (cu_k[1:] - cu_k[:-1]).contiguous()
     bounds = SequenceBounds(cu_q, None, lengths if used is None else torch.minimum(used, lengths), leftpad)
-    return ops_for(q).attention_forward(q, k, v, *bounds, *Pages(table), slopes, sink, None, *options, splits, True)
+    last = (*options, splits, True, *descales)
+    return ops_for(q).attention_forward(q, k, v, *bounds, *Pages(table), slopes, sink, None, *last)
 
 
 @overload
@@ -99,7 +111,7 @@ def flash_attn_func(
     window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
     return_attn_probs: Literal[False] = ..., block_size: int | None = ..., sink: Tensor | None = ...,
     seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
-    backward_plan: Plan | None = ...,
+    backward_plan: Plan | None = ..., k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def flash_attn_func(
@@ -107,7 +119,7 @@ def flash_attn_func(
     window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
     return_attn_probs: Literal[True], block_size: int | None = ..., sink: Tensor | None = ...,
     seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
-    backward_plan: Plan | None = ...,
+    backward_plan: Plan | None = ..., k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> WithProbs: ...  # fmt: skip
 @overload
 def flash_attn_func(
@@ -115,7 +127,7 @@ def flash_attn_func(
     window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
     return_attn_probs: bool = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
     seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
-    backward_plan: Plan | None = ...,
+    backward_plan: Plan | None = ..., k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_func(
     q: Tensor,  # (B, S_q, H_q, D)
@@ -136,15 +148,18 @@ def flash_attn_func(
     leftpad_k: Tensor | None = None,  # (B)
     num_splits: int = 0,
     backward_plan: Plan | None = None,
+    k_descale: Tensor | None = None,  # of keys in float8: one element or (B, H_k), float32
+    v_descale: Tensor | None = None,
 ) -> Tensor | WithProbs:
     """Attention of B sequences of one length. Returns out (B, S_q, H_q, D_v); with return_attn_probs also softmax_lse
     (B, H_q, S_q) and S_dmask: with dropout the softmax (B, H_q, S_q, S_k), negative where dropped, else empty.
+    k and v may be float8_e4m3fn or float8_e4m3fnuz, each number times its descale; there is no backward pass then.
     num_splits: parts that the keys are cut into, 0 leaves it to the plan. backward_plan: how the backward pass is cut
     up (docs/tuning.md), a mapping of block_size, row_panels, parts and common_schedule."""
     checks.flag("deterministic", deterministic)
     call = dense_call(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, block_size, sink, seqused_k,
-        leftpad_k,
+        leftpad_k, k_descale, v_descale,
     )  # fmt: skip
     probs = checks.flag("return_attn_probs", return_attn_probs) and call.options.dropout_p > 0
     parts = checks.splits(num_splits)
@@ -244,7 +259,7 @@ def flash_attn_varlen_func(
     softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
     return_attn_probs: Literal[False] = ..., block_table: Tensor | None = ..., block_size: int | None = ...,
     sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
-    backward_plan: Plan | None = ...,
+    backward_plan: Plan | None = ..., k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def flash_attn_varlen_func(
@@ -253,7 +268,7 @@ def flash_attn_varlen_func(
     softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., *,
     return_attn_probs: Literal[True], block_table: Tensor | None = ..., block_size: int | None = ...,
     sink: Tensor | None = ..., seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
-    backward_plan: Plan | None = ...,
+    backward_plan: Plan | None = ..., k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> WithProbs: ...  # fmt: skip
 @overload
 def flash_attn_varlen_func(
@@ -262,7 +277,7 @@ def flash_attn_varlen_func(
     softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
     block_table: Tensor | None = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
     seqused_k: Tensor | None = ..., leftpad_k: Tensor | None = ..., num_splits: int = ...,
-    backward_plan: Plan | None = ...,
+    backward_plan: Plan | None = ..., k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> Tensor | WithProbs: ...  # fmt: skip
 def flash_attn_varlen_func(
     q: Tensor,  # (T_q, H_q, D)
@@ -288,15 +303,17 @@ def flash_attn_varlen_func(
     leftpad_k: Tensor | None = None,  # (B)
     num_splits: int = 0,
     backward_plan: Plan | None = None,
+    k_descale: Tensor | None = None,  # of keys in float8: one element or (B, H_k), float32
+    v_descale: Tensor | None = None,
 ) -> Tensor | WithProbs:
     """Attention of B sequences of any lengths, zero included, packed one after the other. Returns out (T_q, H_q, D_v);
     with return_attn_probs also softmax_lse (H_q, T_q) and S_dmask (B, H_q, max_seqlen_q, max_seqlen_k), empty without
     dropout. No sequence may be longer than the max_seqlen given. With block_table there is no dropout and no backward
-    pass."""
+    pass, nor with k and v in float8 (flash_attn_func)."""
     checks.flag("deterministic", deterministic)
     call = varlen_call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, block_size, sink, seqused_k, leftpad_k, block_table is not None,
+        softcap, alibi_slopes, block_size, sink, seqused_k, leftpad_k, block_table is not None, k_descale, v_descale,
     )  # fmt: skip
     probs = checks.flag("return_attn_probs", return_attn_probs) and call.options.dropout_p > 0
     parts = checks.splits(num_splits)

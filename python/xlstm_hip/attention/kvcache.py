@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core.checks import IO_DTYPES, one_of, shape_text
 from .._core.index_tensors import Pages, SequenceBounds
 from . import checks
-from .ops import Options, cut_of, forward_only, ops_for
+from .ops import Descales, Options, cut_of, forward_only, ops_for
 
 MOST_ON_A_GPU = 256  # the head dims that all of its kernels take
 
@@ -24,6 +24,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
     rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ..., num_splits: int = ..., *,
     return_softmax_lse: Literal[False] = ..., block_size: int | None = ..., sink: Tensor | None = ...,
+    k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def flash_attn_with_kvcache(
@@ -33,6 +34,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
     rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ..., num_splits: int = ..., *,
     return_softmax_lse: Literal[True], block_size: int | None = ..., sink: Tensor | None = ...,
+    k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def flash_attn_with_kvcache(
@@ -42,6 +44,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
     rotary_interleaved: bool = ..., alibi_slopes: Tensor | None = ..., num_splits: int = ...,
     return_softmax_lse: bool = ..., *, block_size: int | None = ..., sink: Tensor | None = ...,
+    k_descale: Tensor | None = ..., v_descale: Tensor | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 @forward_only("flash_attn_with_kvcache")
 def flash_attn_with_kvcache(
@@ -67,20 +70,23 @@ def flash_attn_with_kvcache(
     *,
     block_size: int | None = None,
     sink: Tensor | None = None,
+    k_descale: Tensor | None = None,  # of a cache in float8: one element or (B, H_k), float32
+    v_descale: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries to a cache, after new keys and values were appended to it.
 
     The keys are the positions [cache_leftpad, cache_seqlens + S_new) of the cache, or all of it without cache_seqlens.
     The rotary embedding rotates new keys by their positions. It rotates query i by the position of new key i if causal
     or a window is given, else by cache_seqlens. Pages may have any size from 1. Entries of block_table beyond the keys
-    in use are not read. num_splits: split-KV parts, 0 to fill the device.
+    in use are not read. num_splits: split-KV parts, 0 to fill the device. The caches may be float8_e4m3fn or
+    float8_e4m3fnuz: a number stands for itself times its descale, and what is appended is divided by it and rounded.
     Returns out (B, S_q, H_q, D_v); with return_softmax_lse also softmax_lse (B, H_q, S_q).
     """
     q = checks.heads("q", q, 4, "(B, S, H, D)")
     paged = block_table is not None
     meaning = "(pages, page size, H, D)" if paged else "(B, S, H, D)"
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if checks.heads(name, x, 4, meaning, q) is not x:
+        if checks.heads(name, x, 4, meaning, q, float8=True) is not x:
             raise ValueError(f"{name}: expected the last dimension to be contiguous, got strides {tuple(x.stride())}")
     checks.keys_and_values(q, k_cache, v_cache, "k_cache", "v_cache")
     batch = q.shape[0]
@@ -100,6 +106,9 @@ def flash_attn_with_kvcache(
         checks.block(block_size),
     )  # fmt: skip
     slopes, sinks = checks.slopes(alibi_slopes, q, batch), checks.sinks("sink", sink, q)
+    descales = Descales(
+        checks.descale("k_descale", k_descale, k_cache, batch), checks.descale("v_descale", v_descale, v_cache, batch)
+    )
     parts = checks.splits(num_splits)
     checks.flag("rotary_interleaved", rotary_interleaved)
     checks.flag("return_softmax_lse", return_softmax_lse)
@@ -133,11 +142,11 @@ def flash_attn_with_kvcache(
             no_keys = SequenceBounds(seqused_k=torch.zeros(1, dtype=torch.int32, device=q.device))
             one = (q[:1], k_cache[:1], v_cache[:1], *no_keys, *Pages())
             ops.attention_forward(*one, None, None, None, *options[:-1], *cut, True)
-        ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved)
-        ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved)
+        ops.attention_append_(k_cache, k, cos, sin, before, rows, table, rotary_interleaved, descales.k_descale)
+        ops.attention_append_(v_cache, v, None, None, before, rows, table, rotary_interleaved, descales.v_descale)
     bounds = SequenceBounds(seqused_k=used, leftpad_k=leftpad)
     out, lse = ops.attention_forward(
-        q, k_cache, v_cache, *bounds, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True
+        q, k_cache, v_cache, *bounds, *Pages(table, rows), slopes, sinks, None, *options[:-1], *cut, True, *descales
     )
     return (out, lse) if return_softmax_lse else out
 

@@ -20,7 +20,7 @@ from .._core.index_tensors import Pages, SequenceBounds
 from .._core.native import native
 from .._core.plans import AS_PLANNED, Plan, check_plan
 from . import checks
-from .ops import Options, forward_only, ops_for, tabled_plan
+from .ops import Descales, Options, forward_only, ops_for, tabled_plan
 
 SCHEDULE_COLUMNS = 8  # begin and end (sequence, block), first split, as FlashMLA lays them out; three are unused
 _BLOCK = 64  # keys that a schedule counts in
@@ -122,12 +122,16 @@ def flash_mla_with_kvcache(
     extra_topk_length: Tensor | None = None,
     *,
     plan: Plan | None = None,
+    k_descale: Tensor | None = None,  # of a cache in float8: one element or (B, H_k), float32
 ) -> tuple[Tensor, Tensor]:
     """Returns out (B, S_q, H_q, head_dim_v) and softmax_lse (B, H_q, S_q), +infinity for a sequence without keys.
 
     The shapes of an older schedule's tensors say how the keys are split. On a CPU their values are compared with those
     of get_mla_metadata for these cache_seqlens; on a GPU they are not read, because the host would have to wait. Pages
     may have any size. Sums over parts of the keys are kept in float32, float64 with float64.
+
+    k_cache may be float8_e4m3fn or float8_e4m3fnuz, each number times k_descale, in keys and values alike.
+    is_fp8_kvcache is for FlashMLA's layout, of scales beside the numbers, for which there is no kernel.
 
     plan: how the call is cut up (docs/tuning.md), in the place of a schedule: a mapping of splits and, on a CPU,
     block_size.
@@ -143,7 +147,7 @@ def flash_mla_with_kvcache(
     q = checks.heads("q", q, 4, "(B, S, H, D)")
     batch, queries, heads_q, features = q.shape
     meaning = "(B, S, H, D), block_table being None" if block_table is None else "(pages, page size, H, D)"
-    if checks.heads("k_cache", k_cache, 4, meaning, q) is not k_cache:
+    if checks.heads("k_cache", k_cache, 4, meaning, q, float8=True) is not k_cache:
         raise ValueError(
             f"k_cache: expected the last dimension to be contiguous, got strides {tuple(k_cache.stride())}"
         )
@@ -157,7 +161,7 @@ def flash_mla_with_kvcache(
     checks.is_tensor("cache_seqlens", cache_seqlens)
     used = checks.indices("cache_seqlens", cache_seqlens, q, (batch,), f"(B) = ({batch},)")
     assert used is not None
-    heads_k = k_cache.shape[2]
+    heads_k, scale = k_cache.shape[2], checks.descale("k_descale", k_descale, k_cache, batch)
     keys = k_cache.shape[1] * (1 if table is None else table.shape[1])
     checks.lengths_fit("cache_seqlens", used, keys, table is not None)
     shapes = (batch, queries, heads_q, heads_k, features, head_dim_v, keys, q.dtype, q.device)
@@ -170,7 +174,7 @@ def flash_mla_with_kvcache(
     options = options._replace(block_size=plan.get("block_size", 0))
     out, lse = ops_for(q).attention_forward(
         q, k_cache, values, *SequenceBounds(seqused_k=used), *Pages(table), None,
-        checks.sinks("attn_sink", attn_sink, q), None, *options, splits, False,
+        checks.sinks("attn_sink", attn_sink, q), None, *options, splits, False, *Descales(scale, scale),
     )  # fmt: skip
     return out, lse
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._core import logging, plans
-from .._core.checks import accumulate_dtype, gradient_needed
+from .._core.checks import FLOAT8_DTYPES, accumulate_dtype, gradient_needed
 from .._core.environment import plain_torch_forced
 from .._core.index_tensors import Pages, SequenceBounds
 from .._core.ops import OPS, OpFunction, first_order
@@ -32,8 +32,15 @@ class Options(NamedTuple):
     block_size: int  # of the forward pass
 
 
+class Descales(NamedTuple):
+    """Factors of keys and of values in floats of 8 bits: float32 of one element or (B, H_k), or None."""
+
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+
+
 class Call(NamedTuple):
-    """The checked arguments of a call with a backward pass."""
+    """The checked arguments of a call with a backward pass, which floats of 8 bits do not have."""
 
     q: Tensor
     k: Tensor
@@ -42,6 +49,7 @@ class Call(NamedTuple):
     slopes: Tensor | None
     bounds: SequenceBounds
     options: Options
+    descales: Descales = Descales()
 
 
 class BackwardCut(NamedTuple):
@@ -117,7 +125,9 @@ class AttentionFunction(OpFunction):
 
     @staticmethod
     def forward(ctx, q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts):
-        out, lse, *weights = _forward(OPS, q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts[0])
+        out, lse, *weights = _forward(
+            OPS, q, k, v, sink, slopes, rng_state, bounds, options, Descales(), probs, cuts[0]
+        )
         ctx.save_for_backward(q, k, v, sink, slopes, rng_state, out, lse, *bounds)
         ctx.options, ctx.cut = options, cuts[1]
         ctx.mark_non_differentiable(*weights)
@@ -169,10 +179,11 @@ def forward_only(name: str) -> Callable[[Callable[Arguments, Result]], Callable[
     return decorated
 
 
-def _forward(ops, q, k, v, sink, slopes, rng_state, bounds, options, probs, cut):
+def _forward(ops, q, k, v, sink, slopes, rng_state, bounds, options, descales, probs, cut):
     if probs:
-        return ops.attention_forward_probs(q, k, v, *bounds, slopes, sink, rng_state, *options)
-    return ops.attention_forward(q, k, v, *bounds, *Pages(), slopes, sink, rng_state, *options[:-1], *cut, True)
+        return ops.attention_forward_probs(q, k, v, *bounds, slopes, sink, rng_state, *options, *descales)
+    last = (*options[:-1], *cut, True, *descales)
+    return ops.attention_forward(q, k, v, *bounds, *Pages(), slopes, sink, rng_state, *last)
 
 
 def tabled_plan(op: str, q: Tensor, heads_k: int, keys: int, dv: int, options: Options) -> plans.Plan:
@@ -193,7 +204,7 @@ def cut_of(q: Tensor, heads_k: int, keys: int, dv: int, options: Options, splits
 
 
 def _backward(call, rng_state, out, lse, dout, dlse, cut):
-    q, k, v, sink, slopes, bounds, options = call
+    q, k, v, sink, slopes, bounds, options, _ = call
     if dout is None:
         dout = torch.zeros_like(out)
     elif dout.stride(-1) != 1:
@@ -219,8 +230,8 @@ def drawn_seed(call: Call) -> Tensor | None:
 def forward_pass(call: Call, rng_state: Tensor | None, probs: bool = False, splits: int = 0) -> tuple[Tensor, ...]:
     """out, lse and, if asked for, the softmax with dropped weights negative. No gradient is recorded."""
     cut = cut_of(*_sizes(call), splits, _is_packed(call))
-    q, k, v, sink, slopes, bounds, options = call
-    return tuple(_forward(ops_for(q), q, k, v, sink, slopes, rng_state, bounds, options, probs, cut))
+    q, *rest = call
+    return tuple(_forward(ops_for(q), q, *rest[:4], rng_state, *rest[4:], probs, cut))
 
 
 def backward_pass(
@@ -236,7 +247,14 @@ def attend(call: Call, probs: bool = False, splits: int = 0, backward_plan: Any 
     if backward_plan is not None:
         backward_plan = plans.check_plan("backward_plan", "attention_backward", backward_plan)
     rng_state = drawn_seed(call)
-    q, k, v, sink, slopes, bounds, options = call
+    q, k, v, sink, slopes, bounds, options, _ = call
+    if k.dtype in FLOAT8_DTYPES:
+
+        @forward_only("attention of keys and values in float8")
+        def of_float8(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, ...]:
+            return forward_pass(call._replace(q=q, k=k, v=v, sink=sink), rng_state, probs, splits)
+
+        return of_float8(q, k, v, sink)
     if ops_for(q) is not OPS or not gradient_needed(q, k, v, sink):
         return forward_pass(call, rng_state, probs, splits)
     packed = _is_packed(call)

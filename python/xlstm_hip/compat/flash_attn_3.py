@@ -3,8 +3,9 @@
 
 A row that sees no key has softmax_lse = -infinity, as there; in xlstm_hip.attention it is +infinity. pack_gqa,
 sm_margin and scheduler_metadata say how its kernels are launched: they are checked and change nothing here. num_splits
-changes roundings alone. Refused by name: qv, descales (there are no float8 kernels), attention_chunk, seqused_q,
-cu_seqlens_k_new, rotary_seqlens, and keys to append beside cu_seqlens_q.
+changes roundings alone. Keys and values may be float8_e4m3fn or float8_e4m3fnuz, with k_descale and v_descale; queries
+may not. Refused by name: qv, q_descale, attention_chunk, seqused_q, cu_seqlens_k_new, rotary_seqlens, and keys to
+append beside cu_seqlens_q.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def _without_keys(lse: Tensor) -> Tensor:
 
 
 def _check_common(
-    qv: Any, q_descale: Any, k_descale: Any, v_descale: Any, attention_chunk: Any, pack_gqa: Any, sm_margin: Any
-) -> None:
-    checks.no_kernel(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    qv: Any, q_descale: Any, attention_chunk: Any, pack_gqa: Any, sm_margin: Any
+) -> None:  # fmt: skip
+    checks.no_kernel(qv=qv, q_descale=q_descale)
     if checks.length("attention_chunk", attention_chunk):
         raise NotImplementedError(f"attention_chunk: expected 0; there is no kernel for it, got {attention_chunk}")
     if pack_gqa is not None:
@@ -49,8 +50,8 @@ def flash_attn_func(
     causal: bool = False,
     qv: None = None,
     q_descale: None = None,
-    k_descale: None = None,
-    v_descale: None = None,
+    k_descale: Tensor | None = None,  # one element or (B, H_k), float32
+    v_descale: Tensor | None = None,
     window_size: tuple[int, int] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
@@ -61,7 +62,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Returns out, or out and softmax_lse (B, H_q, S_q)."""
-    _check_common(qv, q_descale, k_descale, v_descale, attention_chunk, pack_gqa, sm_margin)
+    _check_common(qv, q_descale, attention_chunk, pack_gqa, sm_margin)
     checks.flag("return_attn_probs", return_attn_probs)
     outputs = attention.flash_attn_func(
         q,
@@ -76,6 +77,8 @@ def flash_attn_func(
         deterministic,
         return_attn_probs=True,
         num_splits=num_splits,
+        k_descale=k_descale,
+        v_descale=v_descale,
     )
     return _result(outputs, return_attn_probs)
 
@@ -85,8 +88,8 @@ def flash_attn_qkvpacked_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     q_descale: None = None,
-    k_descale: None = None,
-    v_descale: None = None,
+    k_descale: Tensor | None = None,  # one element or (B, H_k), float32
+    v_descale: Tensor | None = None,
     window_size: tuple[int, int] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
@@ -130,8 +133,8 @@ def flash_attn_varlen_func(
     causal: bool = False,
     qv: None = None,
     q_descale: None = None,
-    k_descale: None = None,
-    v_descale: None = None,
+    k_descale: Tensor | None = None,  # one element or (B, H_k), float32
+    v_descale: Tensor | None = None,
     window_size: tuple[int, int] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
@@ -143,11 +146,12 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Returns out, or out and softmax_lse (H_q, T_q)."""
     checks.no_kernel(seqused_q=seqused_q)
-    _check_common(qv, q_descale, k_descale, v_descale, attention_chunk, pack_gqa, sm_margin)
+    _check_common(qv, q_descale, attention_chunk, pack_gqa, sm_margin)
     checks.flag("return_attn_probs", return_attn_probs)
     outputs = attention.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size,
         softcap, None, deterministic, return_attn_probs=True, seqused_k=seqused_k, num_splits=num_splits,
+        k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
     return _result(outputs, return_attn_probs)
 
@@ -170,8 +174,8 @@ def flash_attn_with_kvcache(
     max_seqlen_q: int | None = None,
     rotary_seqlens: None = None,
     q_descale: None = None,
-    k_descale: None = None,
-    v_descale: None = None,
+    k_descale: Tensor | None = None,  # one element or (B, H_k), float32
+    v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
@@ -187,7 +191,7 @@ def flash_attn_with_kvcache(
     """Returns out, or out, softmax_lse (B, H_q, S_q), with cu_seqlens_q (H_q, T_q), and FlashAttention-3's two
     workspaces, empty."""
     checks.no_kernel(cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens)
-    _check_common(qv, q_descale, k_descale, v_descale, attention_chunk, pack_gqa, sm_margin)
+    _check_common(qv, q_descale, attention_chunk, pack_gqa, sm_margin)
     checks.flag("return_softmax_lse", return_softmax_lse)
     q = (
         checks.heads("q", q, 4, "(B, S, H, D)")
@@ -206,6 +210,7 @@ def flash_attn_with_kvcache(
         outputs = attention.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table,
             softmax_scale, causal, window_size, softcap, rotary_interleaved, None, num_splits, True,
+            k_descale=k_descale, v_descale=v_descale,
         )  # fmt: skip
     else:
         if longest is None:
@@ -217,7 +222,7 @@ def flash_attn_with_kvcache(
         rules = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
         outputs = _packed_queries(
             q, k_cache, v_cache, ends_q, longest, cache_seqlens, cache_batch_idx, cache_leftpad, table,
-            num_splits=num_splits, **rules,
+            num_splits=num_splits, k_descale=k_descale, v_descale=v_descale, **rules,
         )  # fmt: skip
     if not return_softmax_lse:
         return outputs[0]
@@ -232,7 +237,7 @@ def _packed_queries(
     """Queries of any lengths: what flash_attn_varlen_func does with pages. A row of a cache is a page as long as it."""
     batch = ends_q.shape[0] - 1
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if checks.heads(name, x, 4, "(pages, page size, H, D)", q) is not x:
+        if checks.heads(name, x, 4, "(pages, page size, H, D)", q, float8=True) is not x:
             raise ValueError(f"{name}: expected the last dimension to be contiguous, got strides {tuple(x.stride())}")
     rows = checks.indices("cache_batch_idx", cache_batch_idx, q, (batch,), f"(B) = ({batch},)")
     paged = table is not None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._core.checks import accumulate_dtype
+from .._core.checks import FLOAT8_DTYPES, accumulate_dtype
 from .._core.index_tensors import Pages, SequenceBounds, in_range, index_tensors_fit
 from .attention import attention
 
@@ -64,6 +64,13 @@ def _sequences(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, pages: P
         yield _Sequence(queries[b], keys_values[0], keys_values[1], begin)
 
 
+def _descale(x: Tensor | None, k: Tensor, b: int, dtype: torch.dtype) -> Tensor:
+    """(H_k, 1), or 1: what 1 in a sequence's keys stands for."""
+    if x is None:
+        return torch.ones((), dtype=dtype, device=k.device)
+    return (x[b] if x.dim() == 2 else x.reshape(1).expand(k.shape[-2])).to(dtype).unsqueeze(-1)
+
+
 def _attend(
     q: Tensor,
     k: Tensor,
@@ -81,6 +88,8 @@ def _attend(
     dropout_p: float,
     lse_with_sink: bool,
     probs: bool,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     index_tensors_fit(q, k, bounds, pages, max_seqlen_q, max_seqlen_k)
     wide, heads, packed = accumulate_dtype(q.dtype), q.shape[-2], bounds.cu_seqlens_q is not None
@@ -90,6 +99,7 @@ def _attend(
     weights = q.new_zeros(shape if probs else (0,))
     for b, one in enumerate(_sequences(q, k, v, bounds, pages)):
         seq_q, seq_k, seq_v = (x.to(wide).unsqueeze(0) for x in (q[one.queries], one.k, one.v))
+        seq_k, seq_v = seq_k * _descale(k_descale, k, b, wide), seq_v * _descale(v_descale, v, b, wide)
         slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b]
         rules: dict[str, Any] = {
             "softmax_scale": softmax_scale, "window_size": window, "softcap": softcap, "alibi_slopes": slopes,
@@ -109,7 +119,7 @@ def _attend(
 def attention_forward(
     q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, cache_batch_idx, alibi_slopes, sink,
     rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
-    splits, lse_with_sink,
+    splits, lse_with_sink, k_descale=None, v_descale=None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     bounds, pages = (
         SequenceBounds(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k),
@@ -117,18 +127,19 @@ def attention_forward(
     )
     return _attend(
         q, k, v, bounds, pages, alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
-        (window_left, window_right), softcap, dropout_p, lse_with_sink, False,
+        (window_left, window_right), softcap, dropout_p, lse_with_sink, False, k_descale, v_descale,
     )[:2]  # fmt: skip
 
 
 def attention_forward_probs(
     q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, alibi_slopes, sink, rng_state, max_seqlen_q,
-    max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size,
+    max_seqlen_k, softmax_scale, window_left, window_right, softcap, dropout_p, block_size, k_descale=None,
+    v_descale=None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     bounds = SequenceBounds(cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k)
     return _attend(
         q, k, v, bounds, Pages(), alibi_slopes, sink, rng_state, max_seqlen_q, max_seqlen_k, softmax_scale,
-        (window_left, window_right), softcap, dropout_p, True, True,
+        (window_left, window_right), softcap, dropout_p, True, True, k_descale, v_descale,
     )  # fmt: skip
 
 
@@ -161,9 +172,16 @@ def attention_rotary(
     return rotated(x, cos[positions].unsqueeze(2), sin[positions].unsqueeze(2), interleaved)
 
 
+def float8_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest numbers; what exceeds the largest one becomes it, and an infinity a NaN."""
+    largest = torch.finfo(dtype).max
+    return x.float().masked_fill(x.isinf(), torch.nan).clamp(-largest, largest).to(dtype)
+
+
 def attention_append_(
     cache: Tensor, x: Tensor, cos: Tensor | None, sin: Tensor | None, start: Tensor | None,
     cache_batch_idx: Tensor | None, block_table: Tensor | None, interleaved: bool,
+    descale: Tensor | None = None,
 ) -> None:  # fmt: skip
     if cos is not None and sin is not None:
         x = attention_rotary(x, cos, sin, start, interleaved, False)
@@ -183,6 +201,10 @@ def attention_append_(
         for row in batch_rows.tolist():
             in_range("cache_batch_idx", row, 0, cache.shape[0] - 1)
         rows = batch_rows[:, None].expand_as(positions)
+    if cache.dtype in FLOAT8_DTYPES:
+        each = [_descale(descale, cache, b, accumulate_dtype(x.dtype)) for b in range(batch)]
+        scaled = x / torch.stack([y.expand(x.shape[2], 1) for y in each])[:, None]
+        x, cache = float8_of(scaled, cache.dtype).view(torch.uint8), cache.view(torch.uint8)
     cache[rows, positions] = x
 
 

@@ -40,6 +40,24 @@ VALUES: dict[str, list[Any]] = {
 }
 ROWS = pairwise(VALUES, lambda row: True, tries=30)
 
+# Caches in floats of 8 bits. descale: none, one number, or one of each sequence and key head.
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+FLOAT8_VALUES = {name: values for name, values in VALUES.items() if name != "rotary_dim"} | {
+    "rotary_dim": [8], "stored": list(FLOAT8), "descale": ["", "one", "each"],
+}  # fmt: skip
+FLOAT8_ROWS = pairwise(FLOAT8_VALUES, lambda row: True, tries=30)
+
+
+def float8_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """torch's conversion, and the largest number for what is beyond it."""
+    largest = torch.finfo(dtype).max
+    return x.float().masked_fill(x.isinf(), torch.nan).clamp(-largest, largest).to(dtype)
+
+
+def float8_error(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far the nearest float of 8 bits may be from x: half a unit in its last place."""
+    return (x.abs() / 16).maximum(scale * torch.finfo(dtype).smallest_normal / 16)
+
 
 class Problem:
     """Tensors of one row of the table, in float64 as its dtype has them, and what the cache must hold afterwards."""
@@ -56,11 +74,30 @@ class Problem:
         self.q = draw(batch, row["queries"], hq, d)
         self.new = (draw(batch, row["new"], hk, d), draw(batch, row["new"], hk, dv))
         self.old = [(draw(n, hk, d), draw(n, hk, dv)) for n in BEFORE]
+        self.stored: torch.dtype | None = row.get("stored")
+        shapes = {"": (), "one": (1,), "each": (batch, hk)}
+        self.descales = [
+            torch.rand(*shape, generator=g) / 8 + 1 / 64 if (shape := shapes[row.get("descale", "")]) else None
+            for _ in range(2)
+        ]
+        if self.stored is not None:
+            self.old = [tuple(self.as_stored(x, j, b) for j, x in enumerate(xs)) for b, xs in enumerate(self.old)]
         self.sink = draw(hq) if row["sink"] else None
         self.slopes = torch.rand(hq, generator=g) / 4 if row["alibi"] else None
         self.pads = [b * (b < n) for b, n in enumerate(BEFORE)] if row["leftpad"] else [0] * batch
         angles = torch.rand(CAPACITY, row["rotary_dim"] // 2, generator=g, dtype=torch.float64) * 6
         self.cos, self.sin = (x.to(row["dtype"]).double() for x in (angles.cos(), angles.sin()))
+
+    def scale(self, which: int, b: int) -> Tensor:
+        """(H_k, 1): what 1 in a sequence's keys (0) or values (1) stands for."""
+        x, heads = self.descales[which], self.row["heads"][1]
+        return (torch.ones(heads) if x is None else x.expand(len(BEFORE), heads)[b]).double()[:, None]
+
+    def in_cache(self, x: Tensor, which: int, b: int) -> Tensor:
+        return x.to(self.row["dtype"]) if self.stored is None else float8_of(x / self.scale(which, b), self.stored)
+
+    def as_stored(self, x: Tensor, which: int, b: int) -> Tensor:
+        return self.in_cache(x, which, b).double() * self.scale(which, b)
 
     def rotated(self, x: Tensor, start: int, same: bool) -> Tensor:
         if not self.row["rotary"]:
@@ -68,40 +105,59 @@ class Problem:
         positions = torch.full((x.shape[0],), start) if same else torch.arange(start, start + x.shape[0])
         return truth.rotated(x, self.cos[positions], self.sin[positions], self.row["rotary"] == "interleaved")
 
-    def sequences(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The tensors that attention sees, rotated in float64 and rounded to the dtype."""
+    def sequences(
+        self, dtype: torch.dtype, appended: list[tuple[Tensor, Tensor]] | None = None
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The tensors that attention sees, rotated in float64 and rounded to the dtype. appended: the new keys and
+        values where they are not these, because the cache has floats of 8 bits."""
         sequences = []
         unordered = not self.row["causal"] and self.row["window"] == (-1, -1)
         for b, (k, v) in enumerate(self.old):
             q = self.rotated(self.q[b], BEFORE[b], unordered)
-            k = torch.cat([k, self.rotated(self.new[0][b], BEFORE[b], False)])[self.pads[b] :]
-            v = torch.cat([v, self.new[1][b]])[self.pads[b] :]
+            new = (self.rotated(self.new[0][b], BEFORE[b], False), self.new[1][b]) if appended is None else appended[b]
+            k, v = (torch.cat([x, y])[self.pads[b] :] for x, y in zip((k, v), new, strict=True))
             sequences.append(tuple(x.to(dtype) for x in (q, k, v)))
         return sequences  # type: ignore[return-value]
 
     def caches(self) -> tuple[list[Tensor], dict[str, Any], list[Tensor]]:
         """The caches with NaN wherever there is no key, the arguments that say where keys are, and a view of each
         sequence's keys."""
-        kind, dtype = self.row["cache"], self.row["dtype"]
+        kind, dtype = self.row["cache"], self.stored or self.row["dtype"]
         batch, shapes = len(BEFORE), [(x.shape[-2], x.shape[-1]) for x in self.old[0]]
         if kind.startswith("page"):
             size = int(kind.split()[1])
             per = -(-CAPACITY // size)
-            caches = [torch.full((batch * per + 3, size, *s), POISON, dtype=dtype) for s in shapes]
+            caches = [torch.full((batch * per + 3, size, *s), POISON).to(dtype) for s in shapes]
             table = (torch.randperm(batch * per, generator=generator(2)) + 2).reshape(batch, per)
             for b in range(batch):
                 for t, page in [(t, table[b, t // size]) for t in range(BEFORE[b])]:
-                    for cache, x in zip(caches, self.old[b], strict=True):
-                        cache[page, t % size] = x[t].to(dtype)
+                    for j, (cache, x) in enumerate(zip(caches, self.old[b], strict=True)):
+                        cache[page, t % size] = self.in_cache(x[t], j, b)
                 used = -(-(BEFORE[b] + self.row["new"]) // size)
                 table[b, used:] = 10**6 * (-1) ** b  # never read
             return caches, {"block_table": table.int()}, [table]
         rows = torch.tensor([4, 0, 2]) if kind == "batch_idx" else torch.arange(batch)
-        caches = [torch.full((5 if kind == "batch_idx" else batch, CAPACITY, *s), POISON, dtype=dtype) for s in shapes]
+        caches = [torch.full((5 if kind == "batch_idx" else batch, CAPACITY, *s), POISON).to(dtype) for s in shapes]
         for b in range(batch):
-            for cache, x in zip(caches, self.old[b], strict=True):
-                cache[rows[b], : BEFORE[b]] = x.to(dtype)
+            for j, (cache, x) in enumerate(zip(caches, self.old[b], strict=True)):
+                cache[rows[b], : BEFORE[b]] = self.in_cache(x, j, b)
         return caches, {"cache_batch_idx": rows.int()} if kind == "batch_idx" else {}, [rows]
+
+    def new_slots(self, b: int, table: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Where the cache has a sequence's new keys. table: the third result of caches()."""
+        slots = torch.arange(BEFORE[b], BEFORE[b] + self.row["new"])
+        return (table[b, slots // size], slots % size) if table.dim() == 2 else (table[b].expand(len(slots)), slots)
+
+    def appended(self, k_cache: Tensor, v_cache: Tensor, table: Tensor) -> list[tuple[Tensor, Tensor]] | None:
+        """What a cache in floats of 8 bits has of the new keys and values."""
+        if self.stored is None:
+            return None
+        each = []
+        for b in range(len(BEFORE)):
+            at = self.new_slots(b, table, k_cache.shape[1])
+            pair = [x.float()[at].double() * self.scale(j, b) for j, x in enumerate((k_cache, v_cache))]
+            each.append((pair[0], pair[1]))
+        return each
 
     def rules(self) -> truth.Rules:
         row = self.row
@@ -129,6 +185,7 @@ def run_row(row: dict[str, Any], device: str = "cpu") -> None:
         arguments["cache_leftpad"] = torch.tensor(problem.pads, dtype=torch.int32)
     sink = None if problem.sink is None else problem.sink.to(dtype)
     arguments |= {"alibi_slopes": problem.slopes, "sink": sink, "cache_seqlens": torch.tensor(BEFORE)}
+    arguments |= dict(zip(("k_descale", "v_descale"), problem.descales, strict=True))
     arguments = {name: None if x is None else x.to(device) for name, x in arguments.items()}
     arguments |= {name: row[name] for name in ("causal", "softcap", "num_splits")}
     if row["rotary"]:
@@ -143,9 +200,10 @@ def run_row(row: dict[str, Any], device: str = "cpu") -> None:
     same = all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(results[0], results[-1], strict=True))
     assert same, "other bits the second time"
     (out, lse), (k_cache, v_cache) = ([x.cpu() for x in xs] for xs in (results[0], caches))
-    true = truth.attention(problem.sequences(torch.float64), problem.rules())
+    appended = problem.appended(k_cache, v_cache, table)
+    true = truth.attention(problem.sequences(torch.float64, appended), problem.rules())
     near = []
-    for q, k, v in problem.sequences(dtype):
+    for q, k, v in problem.sequences(dtype, appended):
         near.append(
             plain.attention(
                 q[None], k[None], v[None], causal=row["causal"], window_size=row["window"], softcap=row["softcap"],
@@ -156,14 +214,22 @@ def run_row(row: dict[str, Any], device: str = "cpu") -> None:
     close(list(out), [x[0] for x in true], [x[0] for x in near], eps, "out")
     close(list(lse), [x[1] for x in true], [x[1] for x in near], max(eps, 0), "lse")
     if row["new"]:
-        size = k_cache.shape[1]
         for b, start in enumerate(BEFORE):
-            expected_k = problem.rotated(problem.new[0][b], start, False)
-            for t in range(row["new"]):
-                at = (table[b, (start + t) // size], (start + t) % size) if table.dim() == 2 else (table[b], start + t)
-                torch.testing.assert_close(k_cache[at].double(), expected_k[t], atol=2 * eps, rtol=2 * eps)
-                assert torch.equal(v_cache[at].double(), problem.new[1][b, t])
-        assert int((~k_cache.isnan()).sum()) == (sum(BEFORE) + 3 * row["new"]) * k_cache[0, 0].numel()
+            expected_k, expected_v = problem.rotated(problem.new[0][b], start, False), problem.new[1][b]
+            at = problem.new_slots(b, table, k_cache.shape[1])
+            if problem.stored is None:
+                torch.testing.assert_close(k_cache[at].double(), expected_k, atol=2 * eps, rtol=2 * eps)
+                assert torch.equal(v_cache[at].double(), expected_v)
+                continue
+            k, v = appended[b]
+            allowed = float8_error(expected_k, problem.scale(0, b), problem.stored)
+            assert ((k - expected_k).abs() <= allowed * (1 + 32 * eps) + 2 * eps * expected_k.abs()).all()
+            # A quotient in float that lies on the border between two floats of 8 bits may take either.
+            assert ((v - problem.as_stored(expected_v, 1, b)) != 0).double().mean() < 0.01
+            assert (
+                (v - expected_v).abs() <= float8_error(expected_v, problem.scale(1, b), problem.stored) * 1.001
+            ).all()
+        assert int((~k_cache.float().isnan()).sum()) == (sum(BEFORE) + 3 * row["new"]) * k_cache[0, 0].numel()
 
 
 # ---- MLA
@@ -179,6 +245,9 @@ MLA: dict[str, list[Any]] = {
     "sink": [False, True],
 }
 MLA_ROWS = pairwise(MLA, lambda row: True, tries=30)
+FLOAT8_MLA_ROWS = pairwise(
+    MLA | {"schedule": ["none"], "stored": list(FLOAT8), "descale": ["", "one", "each"]}, lambda row: True, tries=30
+)
 
 
 def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
@@ -188,17 +257,23 @@ def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
     batch = len(lengths)
     q = torch.randn(batch, row["queries"], row["heads"], row["features"], generator=g).to(dtype)
     keys = [torch.randn(n, 1, row["features"], generator=g).to(dtype) for n in lengths]
+    of_cache, descale, units = dtype, None, torch.ones(batch)
+    if "stored" in row:
+        of_cache, shape = row["stored"], {"": (), "one": (1,), "each": (batch, 1)}[row["descale"]]
+        descale = torch.rand(*shape, generator=g) / 8 + 1 / 64 if shape else None
+        units = units if descale is None else descale.flatten().expand(batch)
+        keys = [float8_of(x / scale, of_cache) for x, scale in zip(keys, units, strict=True)]
     if row["page"]:
         per = -(-128 // row["page"])
         table = torch.randperm(batch * per, generator=g).reshape(batch, per)
-        cache = torch.full((batch * per, row["page"], 1, row["features"]), POISON, dtype=dtype)
+        cache = torch.full((batch * per, row["page"], 1, row["features"]), POISON).to(of_cache)
         for b, n in enumerate(lengths):
             for t in range(n):
                 cache[table[b, t // row["page"]], t % row["page"]] = keys[b][t]
             table[b, -(-n // row["page"]) :] = -7
         table = table.int()
     else:
-        table, cache = None, torch.full((batch, 128, 1, row["features"]), POISON, dtype=dtype)
+        table, cache = None, torch.full((batch, 128, 1, row["features"]), POISON).to(of_cache)
         for b, n in enumerate(lengths):
             cache[b, :n] = keys[b]
     used = torch.tensor(lengths, dtype=torch.int32)
@@ -211,8 +286,9 @@ def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
     sink = torch.randn(row["heads"], generator=g).double() if row["sink"] else None
     on_device = [None if x is None else x.to(device) for x in (q, cache, table, used)]
     sinks = None if sink is None else sink.float().to(device)
+    more = {} if descale is None else {"k_descale": descale.to(device)}
     results = [
-        attention.flash_mla_with_kvcache(*on_device, dv, *schedule, causal=row["causal"], attn_sink=sinks)  # type: ignore[arg-type]
+        attention.flash_mla_with_kvcache(*on_device, dv, *schedule, causal=row["causal"], attn_sink=sinks, **more)  # type: ignore[arg-type]
         for _ in range(1 if device == "cpu" else 2)
     ]
     out, lse = (x.cpu() for x in results[0])
@@ -220,8 +296,12 @@ def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
     assert out.shape == (batch, row["queries"], row["heads"], dv) and lse.dtype == torch.float32
     rules = truth.Rules(row["features"] ** -0.5, row["causal"], sink=None if sink is None else sink.float().double())
     rules.lse_with_sink = False
-    wide = [(q[b].double(), keys[b].double(), keys[b][..., :dv].double()) for b in range(batch)]
-    true = truth.attention(wide, rules)
+    if "stored" in row:
+        wide_keys = [x.double() * scale.double() for x, scale in zip(keys, units, strict=True)]
+        keys = [x.to(dtype) for x in wide_keys]
+    else:
+        wide_keys = [x.double() for x in keys]
+    true = truth.attention([(q[b].double(), wide_keys[b], wide_keys[b][..., :dv]) for b in range(batch)], rules)
     near = [
         plain.attention(
             q[b : b + 1], keys[b][None], keys[b][None, ..., :dv], causal=row["causal"],
