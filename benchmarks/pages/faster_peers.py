@@ -17,8 +17,9 @@ from xlstm_hip.bench.timing import paired_ratio
 
 Entry = dict[str, Any]
 NO_PEERS = ("copy", "plain torch", "standard attention")  # by name, where a file does not say whose they are
-# Of ours that are no answer to a peer: ops that users do not call, and weights that are not the peer's.
-OTHER_WORK = ("raw ops", "int8", "int4")
+# Of ours that are no answer to a peer: ops that users do not call, weights that are not the peer's, and a batch in the
+# place of packed sequences.
+OTHER_WORK = ("raw ops", "int8", "int4", "as a batch")
 COMMON = "common"  # in the names of ours that run every GPU's schedule
 EQUAL = 0.03  # a peer that is faster by less is as fast
 WIDTH = 120

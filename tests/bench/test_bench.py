@@ -22,12 +22,14 @@ from torch import Tensor
 
 from xlstm_hip import attention as our_attention
 from xlstm_hip import cli
+from xlstm_hip._core.extras import is_installed
 from xlstm_hip.bench import (
     attention,
     contest,
     machine,
     metrics,
     mlstm,
+    mlstm_packed,
     mlstm_points,
     models,
     operators,
@@ -38,6 +40,8 @@ from xlstm_hip.bench import (
     selection,
     trial,
 )
+from xlstm_hip.bench.contest import Contest
+from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.registry import FLA, FLASH, OFFICIAL, PLAIN, PROVIDERS, XLSTM_HIP, Implementation, Point, Scale
 from xlstm_hip.bench.runner import Settings
 from xlstm_hip.mlstm import select
@@ -526,7 +530,7 @@ def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
 
 
 def test_every_series_has_a_picture_and_every_cell_a_size() -> None:
-    known = {x.name for x in pictures.SERIES} | {"layer", "selection"}
+    known = {x.name for x in pictures.SERIES} | {name for name, *_ in pictures.BARS} | {"selection"}
     for operator in operators.OPERATORS.values():
         for scale in (Scale(gpu, quick, ("bf16", "fp32")) for gpu in (False, True) for quick in (False, True)):
             points = operator.points(scale)
@@ -598,3 +602,50 @@ def test_selection_runs(tmp_path: Path) -> None:
     text = report.markdown(results)
     assert "## Selection" in text and "| auto " in text and "| hybrid " in text
     assert not runner.failures(results)
+
+
+# ---- shapes
+
+
+def test_shapes_run(tmp_path: Path) -> None:
+    """Every point of the group, held to float64; a batch of unlike sequences is not to be had."""
+    done = command("shapes", *QUICK, "--device", "cpu", "--out", tmp_path / "shapes.json")
+    assert done.returncode == 0, done.stderr
+    points = json.loads((tmp_path / "shapes.json").read_text())["points"]
+    assert tuple(dict.fromkeys(p["operator"] for p in points)) == operators.GROUPS["shapes"]
+    for point in points:
+        [ours] = [e for e in point["entries"] if e["name"] == "ours"]
+        assert ours["inexact"] == [] and max(ours["errors"].values()) < 1e-4
+        for entry in (e for e in point["entries"] if e["name"] == "ours, as a batch"):
+            unlike = " + " in point["shape"]["size"]
+            assert entry.get("missing") == (mlstm_packed.UNLIKE if unlike else None)
+    if is_installed("matplotlib"):
+        made = {x.name for x in tmp_path.glob("*.png")}
+        assert made == {f"shapes_{x}.png" for x in ("shapes", "heads", "packed", "roofline")}
+
+
+def test_packed_sequences_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The truth is that of each sequence. Planted: a row read as one sequence."""
+    cell = mlstm_packed.Cell("forward+backward", "fp32", 1, 2, 24, 8, 12, 64, packs=((3, 4), (1, 12)))
+    assert cell.lengths == (4, 4, 4, 12) and cell.title == "forward+backward fp32 3 x 4 + 1 x 12 NH2 8/12"
+    inputs = mlstm.make_inputs(cell)
+    true = mlstm.true_results(cell, inputs)
+    begins = (0, 4, 8, 12, 24)
+    for begin, end in itertools.pairwise(begins):
+        alone = replace(cell, tokens=end - begin, packs=((1, end - begin),))
+        part = mlstm.true_results(alone, {name: x[:, :, begin:end] for name, x in inputs.items()})
+        for name, x in part.items():
+            torch.testing.assert_close(true[name][begin:end], x, rtol=1e-12, atol=1e-12)
+    right, *_ = mlstm_packed.IMPLEMENTATIONS
+    contest = Contest(replace(operators.OPERATORS["packed-backward"], exact={"fp32": 1e-4}), cell, Machine("cpu"))
+    assert contest.enter(right)[0]["inexact"] == []
+    one = replace(right, provider=OFFICIAL, prepare=lambda cell, x: right.prepare(replace(cell, packs=((1, 24),)), x))
+    monkeypatch.setattr(Contest, "absent", lambda self, x: None)
+    assert contest.enter(one)[0]["inexact"]
+
+
+def test_products_of_packed_sequences() -> None:
+    """A token alone has one pair; a sequence of chunks has half a chunk of pairs for each token."""
+    cell = mlstm_packed.Cell("forward", "fp32", 1, 2, 130, 8, 12, 64, packs=((2, 1), (1, 128)))
+    state, pair = 4 * 8 * 12, 8 + 12
+    assert cell.flops == 2 * (2 * (state + pair) + 128 * (state + 64 * pair))

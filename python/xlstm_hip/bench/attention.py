@@ -209,12 +209,9 @@ BESIDE_TORCH = (
     Implementation("torch SDPA FLASH", SDPA, _sdpa(SDPBackend.FLASH_ATTENTION), GPU),
     Implementation("torch SDPA cuDNN", SDPA, _sdpa(SDPBackend.CUDNN_ATTENTION), GPU),
     Implementation("standard attention", PLAIN, _standard, needs=_weights),
-)
-IMPLEMENTATIONS = (
-    *BESIDE_TORCH,
-    Implementation("plain torch", PLAIN, _plain_prepared, needs=_weights),
     Implementation("flash_attn", FLASH, _flash_attn, GPU),
 )
+IMPLEMENTATIONS = (*BESIDE_TORCH, Implementation("plain torch", PLAIN, _plain_prepared, needs=_weights))
 
 
 # ---- the points
@@ -239,6 +236,23 @@ def sequence_points(scale: Scale, work: str) -> list[Point]:
             heads = width // d
             points.append(Point("head dim", d, Cell(work, dtype, tokens // length, heads, heads, length, d)))
     return points
+
+
+def shape_points(scale: Scale, work: str) -> list[Point]:
+    """Head dims over the length, with as many tokens in all."""
+    lengths: tuple[int, ...]
+    dims: tuple[int, ...]
+    if scale.quick:
+        tokens, lengths, width, dims = 128, (32, 64), 64, (32, 64)
+    else:
+        tokens, width = (16384, 2048) if scale.gpu else (4096, 256)
+        lengths, dims = (512, 1024, 2048, 4096), (64, 128, 256)
+    return [
+        Point("shapes", s, Cell(work, dtype, tokens // s, width // d, width // d, s, d))
+        for dtype in scale.dtypes
+        for d in dims
+        for s in lengths
+    ]
 
 
 def decode_points(scale: Scale) -> list[Point]:

@@ -40,6 +40,11 @@ class Cell:
         return f"B{self.batch}" if self.work == "step" else f"S{self.tokens}"
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the sequences of a row, which do not see each other."""
+        return (self.tokens,)
+
+    @property
     def flops(self) -> float:
         return self.flops_in_chunks(self.chunk_size)
 
@@ -168,7 +173,8 @@ def true_results(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return dict(zip(("h", "c"), step_truth(**{name: x.double() for name, x in inputs.items()}), strict=True))
     with_gradients = cell.work == "forward+backward"
     leaves = {name: inputs[name][-1, -1].double().requires_grad_(with_gradients) for name in SEQUENCE_INPUTS}
-    h = head_truth(**leaves) if cell.tokens <= QUADRATIC_LENGTH else long_head_truth(**leaves)
+    parts = zip(*(x.split(cell.lengths) for x in leaves.values()), strict=True)
+    h = torch.cat([head_truth(*x) if x[0].shape[0] <= QUADRATIC_LENGTH else long_head_truth(*x) for x in parts])
     if not with_gradients:
         return {"h": h}
     gradients = torch.autograd.grad(h, list(leaves.values()), inputs["dh"][-1, -1].double())

@@ -22,7 +22,7 @@ GPU, CPU = ("cuda",), ("cpu",)
 COMMON = "ours, common schedule"
 
 
-def _differentiated(cell: Cell, inputs: Tensors, forward: Callable[..., Tensor]) -> Call:
+def differentiated(cell: Cell, inputs: Tensors, forward: Callable[..., Tensor]) -> Call:
     """The call as a user writes it, with autograd where the work has a backward pass."""
     tensors = [inputs[name].detach() for name in SEQUENCE_INPUTS]
     if cell.work == "forward":
@@ -43,16 +43,16 @@ def _differentiated(cell: Cell, inputs: Tensors, forward: Callable[..., Tensor])
     return training
 
 
-def _fused(cell: Cell, inputs: Tensors) -> Call:
+def fused(cell: Cell, inputs: Tensors) -> Call:
     from ..mlstm.kernels import mlstm_chunkwise_fused
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Any:
         return mlstm_chunkwise_fused(q, k, v, i, f, eps=EPS, chunk_size=cell.chunk_size)
 
-    return _differentiated(cell, inputs, forward)
+    return differentiated(cell, inputs, forward)
 
 
-def _on_every_gpu(prepare: Prepare) -> Prepare:
+def on_every_gpu(prepare: Prepare) -> Prepare:
     """The same calls with the kernels that every GPU has, also where the one at hand has its own."""
 
     def prepare_common(cell: Cell, inputs: Tensors) -> Call:
@@ -92,7 +92,7 @@ def by_kernel(name: str) -> Prepare:
         def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Any:
             return mlstm_interface(q, k, v, i, f, eps=EPS, chunk_size=cell.chunk_size, kernel=name)
 
-        return _differentiated(cell, inputs, forward)
+        return differentiated(cell, inputs, forward)
 
     return prepare
 
@@ -111,7 +111,7 @@ def beyond_triton(cell: Cell, chunk_size: int | None = None) -> str:
     return "its states of all chunks are beyond its 32-bit offsets" if beyond else ""
 
 
-def _official(name: str, chunk_size: int | None = None) -> Prepare:
+def official(name: str, chunk_size: int | None = None) -> Prepare:
     """chunk_size: the one that the kernel is at its best with; None: the cell's."""
 
     def prepare(cell: Cell, inputs: Tensors) -> Call:
@@ -122,7 +122,7 @@ def _official(name: str, chunk_size: int | None = None) -> Prepare:
             arguments = dict(zip(SEQUENCE_INPUTS, x, strict=True))
             return kernel(**arguments, eps=EPS, chunk_size=length, autocast_kernel_dtype=x[0].dtype)
 
-        return _differentiated(cell, inputs, forward)
+        return differentiated(cell, inputs, forward)
 
     return prepare
 
@@ -137,7 +137,7 @@ def _from_transformers(name: str) -> Callable[..., Any]:
 def _hugging_face(name: str) -> Prepare:
     def prepare(cell: Cell, inputs: Tensors) -> Call:
         kernel = _from_transformers(name)
-        return _differentiated(cell, inputs, lambda *x: kernel(*x, eps=EPS, chunk_size=cell.chunk_size))
+        return differentiated(cell, inputs, lambda *x: kernel(*x, eps=EPS, chunk_size=cell.chunk_size))
 
     return prepare
 
@@ -193,14 +193,14 @@ def _official_step(name: str) -> Prepare:
     return prepare
 
 
-_SEQUENCE = Implementation("ours", XLSTM_HIP, _fused)
+_SEQUENCE = Implementation("ours", XLSTM_HIP, fused)
 _STEP, _STEP_IN_PLACE = (
     Implementation("ours", XLSTM_HIP, _our_step(in_place=False)),
     Implementation("ours, in place", XLSTM_HIP, _our_step(in_place=True)),
 )
 _CPU_PEERS = (
-    Implementation("native_autograd", OFFICIAL, _official("chunkwise--native_autograd"), CPU),
-    Implementation("native_custbw", OFFICIAL, _official("chunkwise--native_custbw"), CPU),
+    Implementation("native_autograd", OFFICIAL, official("chunkwise--native_autograd"), CPU),
+    Implementation("native_custbw", OFFICIAL, official("chunkwise--native_custbw"), CPU),
     Implementation("transformers", HUGGING_FACE, _hugging_face("mlstm_chunkwise_native_autograd")),
 )
 _CPU_STEP_PEERS = (
@@ -211,11 +211,11 @@ _CPU_STEP_PEERS = (
 GPU_SEQUENCES = (
     _SEQUENCE,
     Implementation("ours, raw ops", XLSTM_HIP, _our_ops),
-    Implementation(COMMON, XLSTM_HIP, _on_every_gpu(_fused), GPU),
+    Implementation(COMMON, XLSTM_HIP, on_every_gpu(fused), GPU),
     Implementation(
         "xl_chunk 128",
         OFFICIAL,
-        _official("chunkwise--triton_xl_chunk", 128),
+        official("chunkwise--triton_xl_chunk", 128),
         GPU,
         triton=True,
         llvm_opt=False,
@@ -224,7 +224,7 @@ GPU_SEQUENCES = (
     Implementation(
         "limit_chunk 64",
         OFFICIAL,
-        _official("chunkwise--triton_limit_chunk", 64),
+        official("chunkwise--triton_limit_chunk", 64),
         GPU,
         triton=True,
         beyond=partial(beyond_triton, chunk_size=64),

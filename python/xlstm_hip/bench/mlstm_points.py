@@ -11,6 +11,9 @@ from .registry import Point, Scale
 
 CHUNK = 64
 WORKS = ("forward", "forward+backward")
+# Heads, DHQK and DHHV of models that were trained, and head dims that are no powers of two.
+HEADS = ((16, 64, 128), (16, 128, 256), (4, 96, 192), (4, 92, 184), (4, 512, 512))
+HEAD_COUNTS = (5, 7, 9, 11, 13)  # which no tile divides
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,27 @@ def sequence_points(scale: Scale, work: str) -> list[Point]:
         points += [Point("length", s, cell(dtype, s, dhv)) for s in lengths]
         points += [Point("head dim", dim, cell(dtype, length, dim)) for dim in dims]
         points += [Point("chunk size", chunk, cell(dtype, length, dhv, chunk)) for chunk in chunks]
+    return points
+
+
+def shape_points(scale: Scale, work: str) -> list[Point]:
+    """Heads of models over the length, with as many tokens in all; then over odd numbers of heads."""
+    lengths: tuple[int, ...]
+    shapes: tuple[tuple[int, int, int], ...]
+    counts: tuple[int, ...]
+    if scale.quick:
+        tokens, lengths, shapes, counts, dqk, dhv = 128, (32, 64), ((2, 16, 32), (1, 12, 24)), (3,), 16, 32
+    else:
+        tokens, lengths = 16384 if scale.gpu else 4096, (512, 1024, 2048, 4096)
+        shapes, counts, dqk, dhv = HEADS, HEAD_COUNTS, 128, 256
+    length = lengths[len(lengths) // 2]
+    points = []
+    for dtype in scale.dtypes:
+        for heads, k, v in shapes:
+            points += [Point("shapes", s, Cell(work, dtype, tokens // s, heads, s, k, v, CHUNK)) for s in lengths]
+        for heads in counts:
+            cell = Cell(work, dtype, tokens // length, heads, length, dqk, dhv, CHUNK)
+            points.append(Point("heads", heads, cell))
     return points
 
 

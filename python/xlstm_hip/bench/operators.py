@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from . import attention, layers, mlstm, mlstm_points, models, sampling, selection
+from . import attention, layers, mlstm, mlstm_packed, mlstm_points, models, sampling, selection
 from .mlstm_contenders import SEQUENCES, STEPS
 from .registry import Operator
 
@@ -37,6 +38,26 @@ def _attention(name: str, text: str, work: str) -> Operator:
     return Operator(
         name, text, points, attention.make_inputs, attention.truth, attention.errors, attention.IMPLEMENTATIONS,
         ATTENTION_EXACT,
+    )  # fmt: skip
+
+
+def _shapes(work: str) -> tuple[Operator, ...]:
+    """The mLSTM and attention at shapes of models, and the mLSTM over packed sequences."""
+    end = "" if work == FORWARD else "-backward"
+    gradients = "" if work == FORWARD else ", with gradients"
+    heads = partial(mlstm_points.shape_points, work=work)
+    attention_points = partial(attention.shape_points, work=work)
+    packed = Operator(
+        f"packed{end}", f"the mLSTM over packed sequences{gradients}", partial(mlstm_packed.points, work=work),
+        mlstm.make_inputs, mlstm.true_results, mlstm.errors_of, mlstm_packed.IMPLEMENTATIONS, MLSTM_EXACT,
+        mlstm_packed.trial,
+    )  # fmt: skip
+    return (
+        replace(_mlstm(f"mlstm-shapes{end}", f"the mLSTM with heads of models{gradients}", work),
+                points=heads),
+        replace(_attention(f"attention-shapes{end}", f"attention by head dim and length{gradients}", work),
+                points=attention_points),
+        packed,
     )  # fmt: skip
 
 
@@ -90,9 +111,14 @@ OPERATORS = {
         _model("write", "a model's tokens a second after a text", "write"),
         _draw("draw", "a token of each row by temperature, top-k and top-p", "sampled"),
         _draw("draw-greedy", "the likeliest token of each row", "greedy"),
+        *_shapes(FORWARD),
+        *_shapes(BACKWARD),
         *(_selection(work) for work in selection.KERNELS),
     )
 }
 # Names on the command line that stand for several operators.
-GROUPS = {"selection": tuple(name for name in OPERATORS if name.startswith("select-"))}
-DEFAULT = tuple(name for name in OPERATORS if name not in GROUPS["selection"])
+GROUPS = {
+    "selection": tuple(name for name in OPERATORS if name.startswith("select-")),
+    "shapes": tuple(name for name in OPERATORS if "-shapes" in name or name.startswith("packed")),
+}
+DEFAULT = tuple(name for name in OPERATORS if not any(name in group for group in GROUPS.values()))

@@ -28,11 +28,18 @@ SERIES = (
     Series("length", "over the length, as many tokens in all", "tokens of a sequence", "ms"),
     Series("head dim", "over the head dim, as wide in all", "head dim", "ms"),
     Series("chunk size", "over the chunk size", "tokens of a chunk", "ms"),
+    Series("shapes", "heads of models over the length, as many tokens in all", "tokens of a sequence", "ms"),
+    Series("heads", "over the number of heads", "heads", "ms"),
     Series("batch", "a step over the batch", "sequences", "ms"),
     Series("rows", "drawing a token of each row", "rows", "ms"),
     Series("keys", "one token against a cache", "keys in the cache", "ms"),
     Series("prompt", "time to the first token", "tokens of the prompt", "ms"),
     Series("context", "writing after ever more text", "tokens before", "tokens_per_second", log_y=False),
+)
+
+BARS = (  # of a series whose x are names: the file, its title, and the metric
+    ("layer", "layers", "layers; higher is better", "roofline"),
+    ("packed", "packed", "packed sequences; lower is better", "ms"),
 )
 
 
@@ -46,9 +53,10 @@ def draw(results: Results, base: Path) -> list[Path]:
             files += _lines(
                 results, series, selected, base.with_name(f"{base.stem}_{series.name.replace(' ', '_')}.png")
             )
-    layers = [(p, e) for p, e in points if p["series"] == "layer"]
-    if layers:
-        files += _layers(results, layers, base.with_name(f"{base.stem}_layers.png"))
+    for name, stem, title, metric in BARS:
+        selected = [(p, e) for p, e in points if p["series"] == name]
+        if selected:
+            files += _bars(results, selected, title, metric, base.with_name(f"{base.stem}_{stem}.png"))
     fused = [(p, e) for p, e in points if e["provider"] == XLSTM_HIP and p["series"] != "selection" and p["flops"]]
     if any(p["series"] != "selection" and p["flops"] for p, _ in points):
         files += _roofline(results, fused, base.with_name(f"{base.stem}_roofline.png"))
@@ -58,11 +66,20 @@ def draw(results: Results, base: Path) -> list[Path]:
 Points = list[tuple[Results, Results]]  # with an entry each
 
 
+def _operator_of(point: Results) -> str:
+    """With the heads, where those are what differs between points of a length."""
+    shape = point["shape"]
+    if point["series"] != "shapes":
+        return str(point["operator"])
+    dims = f"{shape['dqk']}/{shape['dhv']}" if "dqk" in shape else shape["head_dim"]
+    return f"{point['operator']}, {shape['heads']} x {dims}"
+
+
 def _by_panel(points: Points) -> dict[tuple[str, str], Points]:
     """A panel for each operator and dtype."""
     panels: dict[tuple[str, str], Points] = {}
     for p, e in points:
-        panels.setdefault((p["operator"], p["shape"]["dtype"]), []).append((p, e))
+        panels.setdefault((_operator_of(p), p["shape"]["dtype"]), []).append((p, e))
     return panels
 
 
@@ -87,20 +104,22 @@ def _lines(results: Results, series: Series, points: Points, path: Path) -> list
     return finish(results, figure, f"{series.title}; {better} is better", path)
 
 
-def _layers(results: Results, points: Points, path: Path) -> list[Path]:
+def _bars(results: Results, points: Points, title: str, metric: str, path: Path) -> list[Path]:
     colours = colours_of(e["name"] for _, e in points)
     by_panel = _by_panel(points)
     figure, axes = panels(len(by_panel))
     for panel, ((operator, dtype), panel_points) in zip(axes, by_panel.items(), strict=True):
-        layers = list(dict.fromkeys(p["x"] for p, _ in panel_points))
-        shares = {(p["x"], e["name"]): 100 * e["metrics"]["roofline"] for p, e in panel_points}
+        groups = list(dict.fromkeys(p["x"] for p, _ in panel_points))
+        share = metric == "roofline"
+        lengths = {(p["x"], e["name"]): (100 if share else 1) * e["metrics"][metric] for p, e in panel_points}
         names = dict.fromkeys(e["name"] for _, e in panel_points)
-        values = {name: [shares.get((layer, name), 0.0) for layer in layers] for name in names}
-        rows_of_bars(panel, layers, values, colours)
-        panel.axvline(100, color="0.5", linewidth=0.8)
-        panel.set(title=f"{operator}, {dtype}", xlabel="% of a copy's bandwidth")
+        values = {name: [lengths.get((group, name), 0.0) for group in groups] for name in names}
+        rows_of_bars(panel, groups, values, colours)
+        if share:
+            panel.axvline(100, color="0.5", linewidth=0.8)
+        panel.set(title=f"{operator}, {dtype}", xlabel="% of a copy's bandwidth" if share else "ms")
         panel.legend(fontsize=7, frameon=False)
-    return finish(results, figure, "layers; higher is better", path)
+    return finish(results, figure, title, path)
 
 
 def _roofline(results: Results, points: Points, path: Path) -> list[Path]:

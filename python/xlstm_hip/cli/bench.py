@@ -91,7 +91,10 @@ def add(commands: Any) -> None:
         EXAMPLES,
     )
     command.add_argument(
-        "operators", nargs="*", type=_one_of("operator"), help="names from --list (default: all except selection)"
+        "operators",
+        nargs="*",
+        type=_one_of("operator"),
+        help="names from --list (default: all except selection and shapes)",
     )
     command.add_argument("--providers", nargs="+", type=_one_of("provider"), help="(default: all)")
     command.add_argument("--metrics", nargs="+", type=_one_of("metric"), help="columns of the tables (default: all)")
