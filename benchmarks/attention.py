@@ -6,22 +6,23 @@
     python benchmarks/attention.py --quick         a smoke run at small shapes
     python benchmarks/attention.py --redraw FILE   tables and picture of a result file once more
 
-Contenders are ours, torch's scaled_dot_product_attention (on a GPU with its FLASH and its cuDNN backend) and standard
-attention, which is softmax between two matrix products. The calls of a turn come back to back, so what fits L2 is read
-from there by all of them alike. Memory is what one forward and backward adds to its inputs and the gradient of its
-output, on the CPU in a process of its own.
+Contenders are ours, torch's scaled_dot_product_attention (on a GPU with its FLASH and its cuDNN backend), standard
+attention, which is softmax between two matrix products, and on a GPU the flash_attn package where it is installed. The
+calls of a turn come back to back, so what fits L2 is read from there by all of them alike. Memory is what one forward
+and backward adds to its inputs and the gradient of its output, on the CPU in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from functools import partial
 
-from harness.benchmark import Benchmark, Job, Session, cell_of
+from harness.benchmark import Benchmark, Job, Session, add_time_options, cell_of
 from pages.attention import draw, markdown
 from xlstm_hip.bench.attention import BESIDE_TORCH, Cell
-from xlstm_hip.bench.contest import Advance
+from xlstm_hip.bench.contest import LATE, Advance
 from xlstm_hip.bench.operators import OPERATORS
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace
@@ -58,7 +59,11 @@ def plan(session: Session) -> list[Job]:
         Cell(BOTH, args.dtype[0], *shape, length, args.head_dim[0])
         for length in ((128,) if session.quick else MEMORY_LENGTHS)
     ]
-    jobs = [Job(cell.title, partial(speed, session, cell), results["speed"].append) for cell in timed]
+    late = [{"name": x.name, "provider": x.provider, "missing": LATE} for x in session.on_this_device(OPERATOR)]
+    session.ends = time.monotonic() + args.seconds
+    jobs = [
+        Job(cell.title, partial(speed, session, cell), results["speed"].append, cell_of(cell, late)) for cell in timed
+    ]
     append_memory = results["memory"].append
     return jobs + [Job(f"memory, {cell.title}", partial(memory, session, cell), append_memory) for cell in grown]
 
@@ -66,16 +71,16 @@ def plan(session: Session) -> list[Job]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--heads", type=int, help="(default: 2; on a GPU 16)")
-    parser.add_argument("--head-dim", type=int, nargs="+", help="(default: 64; on a GPU 64 and 128)")
+    parser.add_argument("--head-dim", type=int, nargs="+", help="(default: 64; on a GPU 64, 128 and 256)")
     parser.add_argument("--dtype", choices=OPERATOR.exact, nargs="+", help="(default: fp32 bf16; on a GPU bf16 fp16)")
-    parser.add_argument("--seconds", dest="pace", type=float, help="for each row (default: 4)")
+    add_time_options(parser, "row", 4)
     parser.add_argument("--longest", type=int, help="the longest sequence of the table of speed")
 
 
 def settle(args: argparse.Namespace) -> None:
     on_cpu = args.device == "cpu"
     args.heads = args.heads or (2 if on_cpu else 16)
-    args.head_dim = args.head_dim or ([64] if on_cpu else [64, 128])
+    args.head_dim = args.head_dim or ([64] if on_cpu else [64, 128, 256])
     args.dtype = args.dtype or (["fp32", "bf16"] if on_cpu else ["bf16", "fp16"])
     args.longest = args.longest or (128 if args.quick else 2048 if on_cpu else 16384)
     args.batch = min(args.batch, 2) if args.quick else args.batch

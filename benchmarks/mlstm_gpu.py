@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from harness import modes
-from harness.benchmark import Benchmark, Job, Session
+from harness.benchmark import Benchmark, Job, Session, add_time_options
 from harness.sides import sided
 from pages import mlstm_gpu as page
 from xlstm_hip.bench.contest import LATE, Advance, Contest, failure
@@ -204,13 +204,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=Path, help="a folder with the packages mlstm_kernels and fla, unpacked")
     parser.add_argument("--shapes", nargs="+", help='texts of titles, such as "S8192 256/512", step, lengths')
     parser.add_argument("--keep", action="store_true", help="what --shapes leaves out stays as it is in the file")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=3600.0,
-        help="begin no further shape after so many (trials of peers not counted)",
-    )
-    parser.add_argument("--pace", type=float, help="seconds of rounds for each shape and work (default: 4)")
+    add_time_options(parser, "shape and work", 4, ", trials of peers not counted")
 
 
 def settle(args: argparse.Namespace) -> None:

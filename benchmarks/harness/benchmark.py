@@ -23,7 +23,7 @@ from xlstm_hip.bench.machine import Machine
 from xlstm_hip.bench.registry import Call, Implementation, Operator
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import QUICK, Pace, Samples
-from xlstm_hip.cli.common import at_least, check_out, device_name, json_file
+from xlstm_hip.cli.common import POSITIVE, at_least, check_out, device_name, json_file
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,14 @@ class Benchmark:
             raise SystemExit("ended before anything was measured")
         result_files.save(results, args.out)
         return results
+
+
+def add_time_options(parser: argparse.ArgumentParser, line: str, pace: float, checks: str = "") -> None:
+    """--seconds, of which a plan makes Session.ends, and --pace. line: what is timed together; pace: the default."""
+    parser.add_argument(
+        "--seconds", type=POSITIVE, default=3600.0, help=f"begin no {line} after so many{checks} (default: 3600)"
+    )
+    parser.add_argument("--pace", type=POSITIVE, help=f"seconds of rounds for each {line} (default: {pace:g})")
 
 
 def cell_of(cell: Any, entries: list[Entry], **more: Any) -> Results:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.benchmark import Job, Session
+from harness.benchmark import Job, Session, add_time_options
 from xlstm_hip.bench.contest import LATE, Advance, Entry, failure
 from xlstm_hip.bench.machine import copy_rate, matmul_rate
 from xlstm_hip.bench.models import (
@@ -41,7 +41,7 @@ from xlstm_hip.bench.registry import DTYPES, EVERYWHERE, HUGGING_FACE, LARGE, XL
 from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.schedules import common_schedule
 from xlstm_hip.bench.timing import interleaved
-from xlstm_hip.cli.common import POSITIVE, at_least
+from xlstm_hip.cli.common import at_least
 from xlstm_hip.models import load_pretrained, xLSTMLargeConfig
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -156,10 +156,7 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     )
     parser.add_argument("--contenders", choices=names, nargs="+", default=list(names), help="(default: all)")
     parser.add_argument("--batches", type=at_least(1), nargs="+", metavar="N", help="sequences at once")
-    parser.add_argument(
-        "--seconds", type=POSITIVE, default=3600.0, help="about, in all; a fifth is for the checks (default: 3600)"
-    )
-    parser.add_argument("--pace", type=POSITIVE, help="seconds of rounds for each point and contender (default: 1)")
+    add_time_options(parser, "point of a contender", 1, ", less a fifth for the checks")
     parser.add_argument("--folder", type=Path, help="where a checkpoint of random weights goes for the time being")
 
 

@@ -113,5 +113,6 @@ def draw(results: Results, base: Path) -> list[Path]:
         over(axes[-1], points(results["memory"], name, "bytes", 1e-6), color=colours[name], label=name)
     axes[-1].set(title="forward+backward: memory, MB", xlabel="tokens", yscale="log")
     axes[0].set_ylabel(f"{unit} of the products")
-    axes[0].legend(fontsize=6, frameon=False)
+    if any("ms" in entry for cell in results["speed"] for entry in cell["contenders"]):
+        axes[0].legend(fontsize=6, frameon=False)
     return finish(results, figure, "attention", base.with_suffix(".png"))

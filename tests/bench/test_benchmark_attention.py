@@ -95,3 +95,12 @@ def test_pairs_are_counted(load: Callable[[str], Any], work: str) -> None:
     assert rows["dense"].pairs == 2 * heads * length**2 / 2
     assert rows["a window of 64"].pairs == 2 * heads * (length * 64 - 64**2 / 2)
     assert rows["packed, unlike lengths"].pairs == heads * (64**2 + 192**2 + 3**2 + 765**2) / 2
+
+
+def test_the_time_is_kept(load: Callable[[str], Any], tmp_path: Path) -> None:
+    """What is not reached is said, of each contender."""
+    out = tmp_path / "late.json"
+    load("attention").BENCHMARK.main(["--quick", "--threads", "1", "--seconds", "1e-9", "--out", str(out)])
+    results = json.loads(out.read_text())
+    assert {e["missing"] for cell in results["speed"] for e in cell["contenders"]} == {"left out for time"}
+    assert "n/a: ours: left out for time" in out.with_suffix(".md").read_text()
