@@ -71,10 +71,10 @@ int main() {
     const std::string report = run(c, 1);
     CHECK(report.empty(), "%s with no bug: %s", described(c).c_str(), report.c_str());
   }
-  leave_out_barriers<HopperWalkSmem<128, 2, false, output::dq>>(kFlowing);
-  leave_out_barriers<HopperWalkSmem<256, 2, false, output::dv>>(kPlain);
-  leave_out_barriers<HopperWalkSmem<256, 2, false, output::h>>(kScored);
-  leave_out_barriers<HopperWalkSmem<256, 2, true, output::h>>(kPair);
+  leave_out_barriers<HopperWalkSmem<128, 2, false, output::dq, false>>(kFlowing);
+  leave_out_barriers<HopperWalkSmem<256, 2, false, output::dv, false>>(kPlain);
+  leave_out_barriers<HopperWalkSmem<256, 2, false, output::h, false>>(kScored);
+  leave_out_barriers<HopperWalkSmem<256, 2, true, output::h, false>>(kPair);
 
   expect("no proxy fence", Bug::proxy_fence, -1, kScored, {"without a proxy fence"});
   expect("no proxy fence", Bug::proxy_fence, -1, kPair, {"without a proxy fence"});

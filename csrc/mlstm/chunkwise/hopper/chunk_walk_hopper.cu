@@ -27,22 +27,26 @@ __global__ __launch_bounds__(kHopperStateThreads) void dot_last_states_hopper(co
 
 TokenMaps token_maps(const Tokens& x, const Sequences& where) {
   TokenMaps maps{token_map(x, where), {}};
-  for (int box = 0; where.cu_seqlens && box < 2; ++box) maps.rows[box] = token_map(x, where, kRowsOfBoxes[box]);
+  for (int box = 0; where.cu_seqlens && box < 2; ++box) maps.rows[box] = token_map(x, where, rows_of_box(box));
   return maps;
 }
 
 template <int kRows, int kYPanels, bool kPair, class Output>
 void launch_kernel(const HopperWalkParams& p, int64_t blocks, Stream stream) {
-  constexpr int kBytes = HopperWalkSmem<kRows, kYPanels, kPair, Output>::kBytes;
-  launch(Output::kTerms.name, chunk_walk_hopper<kRows, kYPanels, kPair, Output>,
-         {blocks, kHopperBlockThreads, kBytes, false, kPair ? 2 : 0}, stream, p);
+  const auto launch_for = [&](auto packed) {
+    constexpr bool kPacked = decltype(packed)::value;
+    constexpr int kBytes = HopperWalkSmem<kRows, kYPanels, kPair, Output, kPacked>::kBytes;
+    launch(Output::kTerms.name, chunk_walk_hopper<kRows, kYPanels, kPair, Output, kPacked>,
+           {blocks, kHopperBlockThreads, kBytes, false, kPair ? 2 : 0}, stream, p);
+  };
+  p.walk.where.cu_seqlens ? launch_for(std::true_type{}) : launch_for(std::false_type{});
 }
 
 template <int kRows, int kYPanels, bool kPair, class Output>
 void launch_shape(const WalkPlan& plan, const WalkParams& p, const ScoringParams* scoring, const float* dc_last,
                   float* dots, Stream stream) {
   using State = HopperStateLayout<kRows, kYPanels, kPair>;
-  constexpr bool kMakesScores = HopperWalkSmem<kRows, kYPanels, kPair, Output>::kMakesScores;
+  constexpr bool kMakesScores = HopperWalkSmem<kRows, kYPanels, kPair, Output, false>::kMakesScores;
   using States = std::conditional_t<kMakesScores, output::c_and_n, StatesOf<Output>>;
   const int64_t states = p.where.sequences * p.where.heads, blocks = states * plan.segments * plan.tiles;
   if (blocks == 0) return;

@@ -378,7 +378,7 @@ struct HopperWalk {
   }
 };
 
-template <int kRows, int kYPanels, bool kPair, class Output>
+template <int kRows, int kYPanels, bool kPair, class Output, bool kPacked>
 __global__ __launch_bounds__(kHopperBlockThreads,
                              1) void chunk_walk_hopper(const __grid_constant__ HopperWalkParams params) {
   if constexpr (kHopper) {
@@ -389,7 +389,7 @@ __global__ __launch_bounds__(kHopperBlockThreads,
     const Segment segment =
         segment_of(p.where, blockIdx.x / p.tiles / p.segments, order, p.segment_chunks, kTerms.reverse);
     if (segment.empty || (kTerms.states_only && segment.last())) return;
-    using Smem = HopperWalkSmem<kRows, kYPanels, kPair, Output>;
+    using Smem = HopperWalkSmem<kRows, kYPanels, kPair, Output, kPacked>;
     const Smem smem(params, segment, tile, lds);
     HopperWalk<Smem>{smem}.run();
   }

@@ -16,7 +16,7 @@ struct c_and_n : c {};
 
 // Tensor maps of one tensor for tiles of a chunk's tokens, and, of packed sequences, of these numbers of rows: where
 // one ends within a tile, TMA must not load the next one's tokens, whose products with zeros may be NaN.
-constexpr int kRowsOfBoxes[] = {8, 1};
+constexpr int rows_of_box(int box) { return box == 0 ? 8 : 1; }
 struct TokenMaps {
   CUtensorMap chunk, rows[2];
 };
@@ -54,7 +54,8 @@ struct HopperStateLayout {
 // Warps of the first warpgroup: three for the epilogue, besides the producer; or four that compute scores.
 constexpr int kEpilogueWarps = 3, kScoreWarps = 4;
 
-template <int kRows, int kYPanels, bool kPair, class Output>
+// kPacked: whether the tokens may be of several sequences.
+template <int kRows, int kYPanels, bool kPair, class Output, bool kPacked>
 struct HopperWalkSmem {
   using Layout = HopperStateLayout<kRows, kYPanels, kPair>;
   static constexpr HopperShape kShape = Layout::kShape;
@@ -125,15 +126,17 @@ struct HopperWalkSmem {
   XLSTM_DEVICE int chunk_at(int n) const {
     return kTerms.reverse ? segment.last_chunk - 1 - n : segment.first_chunk + n;
   }
-  XLSTM_DEVICE int64_t slot_of(int n) const { return segment.slot_of(p.where, chunk_at(n)); }
+  XLSTM_DEVICE int64_t slot_of(int n) const {
+    return int64_t(segment.row) * p.where.slots + (kPacked ? segment.slot : 0) + chunk_at(n);
+  }
   // Its first token.
-  XLSTM_DEVICE int token_at(int n) const { return int(segment.begin) + chunk_at(n) * kChunk; }
+  XLSTM_DEVICE int token_at(int n) const { return (kPacked ? int(segment.begin) : 0) + chunk_at(n) * kChunk; }
   XLSTM_DEVICE int valid(int n) const {
     const int left = int(segment.end) - token_at(n);
     return left < kChunk ? left : kChunk;
   }
   // Whether the sequence ends in the chunk, with another sequence's tokens behind it.
-  XLSTM_DEVICE bool is_cut(int n) const { return segment.end < p.where.length && valid(n) < kChunk; }
+  XLSTM_DEVICE bool is_cut(int n) const { return kPacked && segment.end < p.where.length && valid(n) < kChunk; }
 
   XLSTM_DEVICE uint32_t stage_address(int n) const { return base + uint32_t(n % kStages * kStageBytes); }
   XLSTM_DEVICE const char* stage(int n) const { return lds + n % kStages * kStageBytes; }
@@ -233,11 +236,11 @@ struct HopperWalkSmem {
     if (!is_cut(n)) return load_panels<kCount>(to, stride, from.chunk, column, n, full);
     const int count = valid(n);
     for (int t = 0; t < count;) {
-      const int box = count - t < kRowsOfBoxes[0];
+      const int box = count - t < rows_of_box(0);
       for (int i = 0; i < kCount; ++i)
         tma_load(to + i * stride + panel_bytes(t), &from.rows[box], column + i * kPanelColumns, token_at(n) + t,
                  segment.head, segment.batch, full);
-      t += kRowsOfBoxes[box];
+      t += rows_of_box(box);
     }
   }
   XLSTM_DEVICE void load_y(int n) const {
