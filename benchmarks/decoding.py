@@ -4,6 +4,7 @@
     python benchmarks/decoding.py --device cuda                       xLSTM-7B's shape, random weights, B 1 to 256
     python benchmarks/decoding.py --device cuda --seconds 500 --out FOLDER/decoding_cuda.json
     python benchmarks/decoding.py --device cuda --shape 2048x24x8 --batches 1 16 --dtypes bf16 int4
+    python benchmarks/decoding.py --device cuda --contenders "xlstm_large graph" --keep    the file's others stay
     python benchmarks/decoding.py                                     the demo model on the CPU, B 1 to 16
     python benchmarks/decoding.py --quick                             a smoke run
     python benchmarks/decoding.py --redraw FILE                       the tables and the picture of a result file again

@@ -4,6 +4,7 @@
     python benchmarks/prefill.py --device cuda                       xLSTM-7B's shape, random weights, S 512 to 8192
     python benchmarks/prefill.py --device cuda --seconds 500 --out FOLDER/prefill_cuda.json
     python benchmarks/prefill.py --device cuda --batches 1 --lengths 2048 --chunk 256 --contenders xlstm_hip
+    python benchmarks/prefill.py --device cuda --contenders "xlstm_large compiled" --keep  the file's others stay
     python benchmarks/prefill.py                                     the demo model on the CPU
     python benchmarks/prefill.py --quick                             a smoke run
     python benchmarks/prefill.py --redraw FILE                       the tables and the picture of a result file again

@@ -38,7 +38,7 @@ from xlstm_hip.bench.models import (
 from xlstm_hip.bench.operators import MODEL_EXACT
 from xlstm_hip.bench.readers import Reader
 from xlstm_hip.bench.registry import DTYPES, EVERYWHERE, HUGGING_FACE, LARGE, XLSTM_HIP, why_missing
-from xlstm_hip.bench.result_files import Results
+from xlstm_hip.bench.result_files import Results, read
 from xlstm_hip.bench.schedules import common_schedule
 from xlstm_hip.bench.timing import interleaved
 from xlstm_hip.cli.common import at_least
@@ -156,6 +156,11 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     )
     parser.add_argument("--contenders", choices=names, nargs="+", default=list(names), help="(default: all)")
     parser.add_argument("--batches", type=at_least(1), nargs="+", metavar="N", help="sequences at once")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="contenders that this run leaves out stay as they are in the file, with their date",
+    )
     add_time_options(parser, "point of a contender", 1, ", less a fifth for the checks")
     parser.add_argument("--folder", type=Path, help="where a checkpoint of random weights goes for the time being")
 
@@ -200,6 +205,9 @@ class Grid:
         results["points"] = [
             {"batch": p.batch, "length": p.length, "title": p.title, "contenders": []} for p in self.points
         ]
+        results["model"] = {"name": self.session.args.shape}
+        if self.session.args.keep:
+            keep_others(self.session.args.out, results, [contender.name for contender in self.contenders])
         self.session.ends = time.monotonic() + POINTS_PART * self.session.args.seconds
         jobs = [Job("weights", self.begin, results.update)]
         for contender in self.contenders:
@@ -336,6 +344,26 @@ class Grid:
                     entry.pop("ms")
                     entry["failed"] = f"wrong: {', '.join(wrong)}"
             advance(1 / len(self.points))
+
+
+def keep_others(file: Path, results: Results, names: Sequence[str]) -> None:
+    """Puts the entries of an earlier run's file into the results, but for contenders of these names."""
+    try:
+        before = read(file, results["benchmark"])
+    except ValueError as error:
+        raise SystemExit(f"--keep: {error}") from error
+    facts = {
+        "GPU": lambda r: r["environment"]["gpu"] and r["environment"]["gpu"]["name"],
+        "model": lambda r: r["model"]["name"],
+        "settings": lambda r: r["settings"],
+        "points": lambda r: [point["title"] for point in r["points"]],
+    }
+    for what, fact in facts.items():
+        if fact(before) != fact(results):
+            raise SystemExit(f"--keep: expected a file with {what} {fact(results)}, got {fact(before)} in {file}")
+    date = before["environment"]["date"]
+    for place, earlier in zip(results["points"], before["points"], strict=True):
+        place["contenders"] += [{"date": date} | e for e in earlier["contenders"] if e["name"] not in names]
 
 
 def failures(results: Results) -> list[str]:

@@ -32,6 +32,7 @@ def head(title: str, results: Results, *lines: str) -> list[str]:
         f"float32. A copy moves {short(rates['copy_bytes_per_second'] / 1e9)} GB/s, a matrix product does "
         f"{short(rates['flops_per_second'] / 1e12)} TFLOP/s. Contenders came one after the other, each with the device "
         "to itself.",
+        *other_days(results),
         "",
         *lines,
     )
@@ -102,6 +103,16 @@ def reasons(results: Results) -> Iterator[tuple[str, str, str]]:
             why = entry.get("missing") or entry.get("failed")
             if why:
                 yield entry["name"], why, point["title"]
+
+
+def other_days(results: Results) -> list[str]:
+    """The lines about contenders that an earlier run left."""
+    days: dict[str, dict[str, None]] = {}
+    for point in results["points"]:
+        for entry in point["contenders"]:
+            if "date" in entry:
+                days.setdefault(entry["date"][:10], {})[entry["name"]] = None
+    return [line for day, names in days.items() for line in ("", f"Measured by a run of {day}: {', '.join(names)}.")]
 
 
 def tail(results: Results) -> list[str]:

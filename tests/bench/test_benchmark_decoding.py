@@ -132,6 +132,28 @@ def test_the_time_is_kept(load: Load, tmp_path: Path) -> None:
     assert "left out for time" in (tmp_path / "d.md").read_text()
 
 
+def test_other_contenders_are_kept(load: Load, tmp_path: Path) -> None:
+    file, benchmark = tmp_path / "d.json", load("decoding").BENCHMARK
+    options = ("--contenders", "xlstm_hip", "--shape", "64x1x2")
+    run(benchmark, write_text(file, "{}"), *options, "--keep", code="--keep: expected a result file of decoding")
+    before = run(benchmark, file, *options, "--dtypes", "fp32", "int8")
+    before["environment"]["date"] = "2026-01-02T03:04:05"
+    write_text(file, json.dumps(before))
+    after = run(benchmark, file, *options, "--dtypes", "int8", "--keep")
+    for kept, first in zip(entries_of(after, "xlstm_hip"), entries_of(before, "xlstm_hip"), strict=True):
+        assert kept == first | {"date": "2026-01-02T03:04:05"}
+    again = entries_of(after, "xlstm_hip int8")
+    assert len(again) == 2 and all("date" not in e and "errors" in e for e in again)
+    assert "Measured by a run of 2026-01-02: xlstm_hip." in file.with_suffix(".md").read_text()
+    for other in (("--shape", "64x1x4"), ("--batches", "1")):
+        run(benchmark, file, *options, *other, "--keep", code="--keep: expected a file with (model|points)")
+
+
+def write_text(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
