@@ -34,6 +34,7 @@ uint32_t with_byte(float x, uint32_t at, uint32_t old) {
 
 // ---- bytes: a word of the source, which SDWA chooses, to two floats and back
 
+template <float (*of_byte)(uint32_t)>
 void two_from_fp8(Wave& w, const Instruction& i) {
   refuse_clamp(w, i);
   Mask defined = ~Mask(0);
@@ -42,7 +43,7 @@ void two_from_fp8(Wave& w, const Instruction& i) {
   if (i.with.op_sel) w.fail(i, "op_sel of this instruction is not implemented");
   Lanes<float> result[2];
   for (int r = 0; r < 2; ++r)
-    for (int l = 0; l < kLanes; ++l) result[r].lane[l] = widen8<4>(x[l] >> 8 * r & 255);
+    for (int l = 0; l < kLanes; ++l) result[r].lane[l] = of_byte(x[l] >> 8 * r & 255);
   Operand one = i.destination();
   if (one.registers != 2) w.fail(i, "a pair of registers was expected");
   one.registers = 1;
@@ -70,7 +71,7 @@ void two_to_fp8(Wave& w, const Instruction& i) {
 
 }  // namespace
 
-void add_conversions(Table& t) {
+void add_conversions(Table& t, Isa isa) {
   constexpr Nan own = Nan::as_computed;
   t["v_cvt_f32_i32"] = vector_op([](int32_t a) { return float(a); });
   t["v_cvt_f32_u32"] = vector_op([](uint32_t a) { return float(a); });
@@ -96,7 +97,8 @@ void add_conversions(Table& t) {
   t["v_cvt_f32_ubyte3"] = vector_op([](uint32_t a) { return float(a >> 24); });
   t["v_cvt_pkrtz_f16_f32"] = vector_op([](float a, float b) { return packed_towards_zero(a, b); });
   t["v_cvt_off_f32_i4"] = vector_op([](uint32_t a) { return float(int(a & 15) - int(a & 8) * 2) / 16; });
-  t["v_cvt_pk_f32_fp8"] = {&two_from_fp8, Unit::vector, 4, 1, {Type::f32, Type::b32}};
+  const Action from_fp8 = isa == Isa::cdna4 ? &two_from_fp8<widen_ocp8<4>> : &two_from_fp8<widen8<4>>;
+  t["v_cvt_pk_f32_fp8"] = {from_fp8, Unit::vector, 4, 1, {Type::f32, Type::b32}};
   t["v_cvt_pk_fp8_f32"] = {&two_to_fp8, Unit::vector, 4, 1, {Type::b32, Type::f32, Type::f32}};
   t["v_cvt_pk_u8_f32"] = vector_op([](float a, uint32_t at, uint32_t old) { return with_byte(a, at, old); });
 }

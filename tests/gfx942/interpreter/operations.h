@@ -27,7 +27,7 @@ void add_control(Table&);
 void add_vector_floats(Table&);
 void add_vector_integers(Table&);
 void add_compares(Table&);
-void add_conversions(Table&);
+void add_conversions(Table&, Isa);
 void add_divisions(Table&);
 void add_packed(Table&);
 void add_lane_moves(Table&);

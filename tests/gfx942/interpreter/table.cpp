@@ -13,7 +13,7 @@ Table table_of(const Chip& chip) {
   add_vector_floats(t);
   add_vector_integers(t);
   add_compares(t);
-  add_conversions(t);
+  add_conversions(t, chip.isa);
   add_divisions(t);
   add_packed(t);
   add_lane_moves(t);

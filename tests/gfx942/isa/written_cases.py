@@ -13,7 +13,7 @@ import numpy as np
 from exact_floats import F32
 from expected import USUAL
 from instruction_runs import ALL, LANES, Left, Wave
-from matrix_models import of_fnuz
+from matrix_models import of_byte, of_fnuz
 
 LOW = 0xFFFFFFFF
 
@@ -205,6 +205,7 @@ _case(
 
 # ---- floats of a byte
 _FP8 = of_fnuz(np.arange(256), 4).tolist()
+_BYTES = of_byte(np.arange(256), 4).tolist()  # the chip's
 _QUIET_NAN = 0x7FC00000
 
 
@@ -222,7 +223,7 @@ def _two_floats(w: Wave, word: int) -> Left:
     found = list(w.old)
     for k in range(LANES):
         codes = (w.sources[0][k] >> 16 * word + 8 * j & 255 for j in range(2))
-        low, high = (_QUIET_NAN if c == 0x80 else F32.of_number(_FP8[c]) for c in codes)
+        low, high = (_QUIET_NAN if _BYTES[c] != _BYTES[c] else F32.of_number(_BYTES[c]) for c in codes)
         found[k] = low | high << 32 if w.exec >> k & 1 else found[k]
     return replace(untouched(w), vectors=found)
 
