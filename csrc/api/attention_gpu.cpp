@@ -13,8 +13,9 @@ namespace {
 
 void check_forward(const xlstm_attention_forward& p, bool on_host) {
   check_attention_forward(p, on_host);
-  if (is_float8(p.in.k.dtype)) invalid("k: there is no kernel for floats of 8 bits on a GPU");
   has_gpu_dtype("q", p.in.q.dtype);
+  if (is_float8(p.in.k.dtype) && p.in.q.dtype == XLSTM_FLOAT32)
+    invalid("q: expected bfloat16 or float16 on a GPU with k and v in floats of 8 bits");
 }
 void check_backward(const xlstm_attention_backward& p, bool on_host) {
   check_attention_backward(p, on_host);
@@ -22,7 +23,6 @@ void check_backward(const xlstm_attention_backward& p, bool on_host) {
 }
 void check_append(const xlstm_attention_append& p, bool on_host) {
   check_attention_append(p, on_host);
-  if (is_float8(p.to.dtype)) invalid("cache: there is no kernel for floats of 8 bits on a GPU");
   has_gpu_dtype("x", p.from.dtype);
 }
 void check_combine(const xlstm_attention_combine& p, bool on_host) {

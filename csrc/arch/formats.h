@@ -2,6 +2,8 @@
 // The formats of elements in memory, their conversion to and from float, and two or more packed in a register.
 #pragma once
 
+#include <type_traits>
+
 #include "arch/compiler.h"
 #if defined(__CUDACC__)
 #include "arch/nvidia/ptx.h"
@@ -160,6 +162,22 @@ XLSTM_DEVICE uint32_t moved_float8_bytes(uint32_t word) {
   return and_then_or(bytes, kSigns, magnitudes >> (11 - kFractionBits)) | quiet;
 }
 
+#if defined(__gfx942__)
+#define XLSTM_CONVERTS_FLOAT8(F) F::kFnuz  // whether the chip has an instruction that converts the format
+#elif defined(__gfx950__)
+#define XLSTM_CONVERTS_FLOAT8(F) !F::kFnuz
+#endif
+#if !defined(__CUDACC__)
+// Bytes n and n + 2 of a register as two float16, which have all values of these formats.
+template <class F, int n>
+XLSTM_DEVICE uint32_t float8_bytes_as_halves(uint32_t word) {
+  typedef _Float16 Pair __attribute__((vector_size(4)));
+  constexpr _Float16 kPower = F::kFnuz ? 128 : 256;  // float16's bias is 15
+  return __builtin_bit_cast(uint32_t,
+                            __builtin_bit_cast(Pair, moved_float8_bytes<F, n, 10>(word)) * Pair{kPower, kPower});
+}
+#endif
+
 // The same as two bfloat16, which have all values of these formats.
 template <class F, int n>
 XLSTM_DEVICE uint32_t float8_bytes(uint32_t word) {
@@ -168,23 +186,56 @@ XLSTM_DEVICE uint32_t float8_bytes(uint32_t word) {
   constexpr uint32_t kPower = F::kFnuz ? 0x7b007b00u : 0x7b807b80u;  // 2^119 or 2^120: bfloat16's bias is 127
   return multiply_bfloat16(moved_float8_bytes<F, n, 7>(word), kPower);
 #else
-#if defined(__gfx942__) || defined(__gfx950__)
-#if defined(__gfx942__)
-  constexpr bool kConverts = F::kFnuz;  // what the chip's instruction takes a byte for
-#else
-  constexpr bool kConverts = !F::kFnuz;
-#endif
-  if constexpr (kConverts) {
+#if defined(XLSTM_CONVERTS_FLOAT8)
+  if constexpr (XLSTM_CONVERTS_FLOAT8(F)) {
     const auto lower = __builtin_amdgcn_cvt_pk_f32_fp8(int(word), false);
     const auto upper = __builtin_amdgcn_cvt_pk_f32_fp8(int(word), true);
     return pack_truncated(lower[n], upper[n]);
   }
 #endif
   // Through float16, whose products are of two at once.
-  typedef _Float16 Pair __attribute__((vector_size(4)));
-  constexpr _Float16 kPower = F::kFnuz ? 128 : 256;  // float16's bias is 15
-  const Pair x = __builtin_bit_cast(Pair, moved_float8_bytes<F, n, 10>(word)) * Pair{kPower, kPower};
-  return pack_truncated(float(x[0]), float(x[1]));
+  const uint32_t halves = float8_bytes_as_halves<F, n>(word);
+  return pack_truncated(low_float(Float16{}, halves), high_float(Float16{}, halves));
+#endif
+}
+
+// Four floats of 8 bits as four elements of 16 bits, in their order.
+template <class E, class F>
+XLSTM_DEVICE void widen_float8(uint32_t word, uint32_t (&to)[2]) {
+  constexpr bool kHalves = std::is_same_v<E, Float16>;
+#if defined(__CUDACC__)
+  const uint32_t pairs = __byte_perm(word, 0, 0x3120);  // the bytes of a pair are two apart
+  if constexpr (kHalves) {
+    constexpr uint32_t kPower = F::kFnuz ? 0x58005800u : 0x5c005c00u;  // 2^7 or 2^8: float16's bias is 15
+    to[0] = multiply_float16(moved_float8_bytes<F, 0, 10>(pairs), kPower);
+    to[1] = multiply_float16(moved_float8_bytes<F, 1, 10>(pairs), kPower);
+  } else {
+    to[0] = float8_bytes<F, 0>(pairs);
+    to[1] = float8_bytes<F, 1>(pairs);
+  }
+#else
+#if defined(XLSTM_CONVERTS_FLOAT8)
+  if constexpr (XLSTM_CONVERTS_FLOAT8(F)) {
+    const auto lower = __builtin_amdgcn_cvt_pk_f32_fp8(int(word), false);
+    const auto upper = __builtin_amdgcn_cvt_pk_f32_fp8(int(word), true);
+    if constexpr (kHalves) {
+      to[0] = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(lower[0], lower[1]));  // all values are exact
+      to[1] = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(upper[0], upper[1]));
+    } else {
+      to[0] = pack_truncated(lower[0], lower[1]);
+      to[1] = pack_truncated(upper[0], upper[1]);
+    }
+    return;
+  }
+#endif
+  const uint32_t pairs = __builtin_amdgcn_perm(0u, word, 0x03010200u);
+  if constexpr (kHalves) {
+    to[0] = float8_bytes_as_halves<F, 0>(pairs);
+    to[1] = float8_bytes_as_halves<F, 1>(pairs);
+  } else {
+    to[0] = float8_bytes<F, 0>(pairs);
+    to[1] = float8_bytes<F, 1>(pairs);
+  }
 #endif
 }
 

@@ -85,25 +85,26 @@ constexpr int kTransposedFeatures = transposed_features(kFamily, sizeof(E));
 template <class E>
 constexpr int kTransposedElements = transposed_elements(kFamily, sizeof(E));
 
+// 4, 8 or 16 bytes of device memory, at a uniform base and an offset of each lane.
+template <class Vec>
+XLSTM_DEVICE Vec load_as(const char* base, uint32_t offset) {
+  if constexpr (sizeof(Vec) == 16) return __builtin_bit_cast(Vec, load_vec16(base, offset));
+#if defined(__CUDACC__)
+  return *reinterpret_cast<const Vec*>(base + offset);
+#else
+  if constexpr (sizeof(Vec) == 8)
+    return __builtin_bit_cast(Vec, *(const __attribute__((address_space(1))) uint64_t*)(base + offset));
+  else if constexpr (sizeof(Vec) == 4)
+    return __builtin_bit_cast(Vec, *(const __attribute__((address_space(1))) uint32_t*)(base + offset));
+#endif
+}
+
 template <class E>
 XLSTM_DEVICE TransposedVec16<E> read_transposed(const void* from) {
   if constexpr (sizeof(TransposedVec16<E>) == 16)
     return __builtin_bit_cast(TransposedVec16<E>, read_vec16(from));
   else
     return __builtin_bit_cast(TransposedVec16<E>, *reinterpret_cast<const uint64_t*>(from));
-}
-
-// The same from device memory, at a uniform base and an offset of each lane.
-template <class E>
-XLSTM_DEVICE TransposedVec16<E> load_transposed(const char* base, uint32_t offset) {
-#if defined(__CUDACC__)
-  return read_transposed<E>(base + offset);
-#else
-  if constexpr (sizeof(TransposedVec16<E>) == 16)
-    return __builtin_bit_cast(TransposedVec16<E>, load_vec16(base, offset));
-  else
-    return __builtin_bit_cast(TransposedVec16<E>, *(const __attribute__((address_space(1))) uint64_t*)(base + offset));
-#endif
 }
 
 // The stream operand of a block's strip t: its rows are features, and k are the tokens.

@@ -14,6 +14,8 @@ from occupancy import FAMILIES, LDS_BYTES
 from xlstm_hip import _native
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+# Of q, where keys and values are floats of 8 bits; tiles are q's.
+ELEMENT_BYTES |= {f"{keys}<{q}>": 2 for keys in ("E4m3fnKeys", "E4m3fnuzKeys") for q in ("bf16", "fp16")}
 WIDE_ROWS = 64  # of a state that is walked in slices
 COLUMNS_OF_A_WAVE = 32  # of a walk's state
 STRIP_COLUMNS = 16

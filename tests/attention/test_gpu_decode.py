@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from support.attention.decode_rows import (
+    gpu_float8_mla_rows,
+    gpu_float8_rows,
     gpu_mla_rows,
     gpu_rows,
     nan_goes_on,
@@ -23,7 +25,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
 ]
-ROWS, MLA_ROWS = gpu_rows(), gpu_mla_rows()
+ROWS, MLA_ROWS = gpu_rows() + gpu_float8_rows(), gpu_mla_rows() + gpu_float8_mla_rows()
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)))

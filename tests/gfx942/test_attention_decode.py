@@ -25,11 +25,12 @@ def _counted(device: ModuleType) -> None:
 def axes(row: dict[str, Any]) -> dict[str, Any]:
     """A row's own arguments, and what of them chooses the kernel."""
     if "features" in row:  # MLA: a kernel for up to 16 rows, and one for more
-        return row | {"kernel": (row["dtype"], row["features"], row["heads"] * row["queries"] <= 16)}
-    return row | {"kernel": (row["dtype"], row["dims"], any(row.get(name) for name in ("softcap", "alibi")))}
+        return row | {"kernel": (row["dtype"], row.get("stored"), row["features"], row["heads"] * row["queries"] <= 16)}
+    modified = any(row.get(name) for name in ("softcap", "alibi"))
+    return row | {"kernel": (row["dtype"], row.get("stored"), row["dims"], modified, row["queries"] > 5)}
 
 
-@pytest.mark.parametrize("table", ["rows", "mla"])
+@pytest.mark.parametrize("table", ["rows", "mla", "float8", "float8 mla"])
 def test_table(package: ModuleType, table: str, level: str) -> None:
     """In one test: rows are known when the package is there. Every row has its say."""
     from support.attention import decode_rows
@@ -37,6 +38,8 @@ def test_table(package: ModuleType, table: str, level: str) -> None:
     rows, run, pairs = {
         "rows": (decode_rows.gpu_rows(), decode_rows.run_row, ("dtype", "cache", "rotary", "new")),
         "mla": (decode_rows.gpu_mla_rows(), decode_rows.run_mla, None),
+        "float8": (decode_rows.gpu_float8_rows(), decode_rows.run_row, ("stored", "cache", "rotary", "new")),
+        "float8 mla": (decode_rows.gpu_float8_mla_rows(), decode_rows.run_mla, None),
     }[table]
     rows = [row for row in up_to(level, rows, axes, pairs) if has_code(row["dtype"])]
     failed = []
@@ -135,7 +138,7 @@ def test_a_planted_error_is_seen(package: ModuleType) -> None:
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
-    left_out = {"rows", "mla", "rotary", "combine"} - _ran
+    left_out = {"rows", "mla", "float8", "float8 mla", "rotary", "combine"} - _ran
     if left_out:
         pytest.skip(f"not chosen: {left_out}")
     check_every_kernel_ran(device, "test_attention_decode.py")

@@ -12,6 +12,9 @@
 // Each lane looks up the address of one key of the next tile, one page-table entry per lane; the lanes that load the
 // key's row get the address from that lane. So every page size costs the same.
 //
+// Keys and values of 8 bits: a vector has twice as many features, of two units or blocks of operands. So features have
+// another order, which q and out share (key_feature, out_feature); a product's operands are widened ahead of it.
+//
 // Floor: each key and value is read once, and memory binds: on an MI300X a CU's share of HBM loads a tile of 128
 // features in 2000 cycles, of which a wave needs about 500.
 #pragma once
@@ -20,15 +23,25 @@
 #include "attention/decode/decode_shape.h"
 #include "attention/decode/few_rows.h"
 #include "attention/gpu/epilogue.h"
+#include "attention/gpu/key_elements.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kDqk, int kDv, bool kHasScoreMod>
+template <class E, class Key, int kDqk, int kDv, bool kHasScoreMod>
 struct Decode {
   static constexpr DecodeShape kShape = decode_shape(kFamily, sizeof(E), {kDqk, kDv});
   static constexpr int kKeys = kStep<E>, kUnits = kDqk / kUnit<E>, kBlocks = kDv / kTransposedFeatures<E>;
-  static constexpr int kAheadK = kShape.k_ahead, kAheadV = kShape.v_ahead;
-  static_assert(kUnits % kAheadK == 0 && kBlocks % kAheadV == 0, "what follows the last is the next tile's first");
+  // The units of a load of keys, the blocks of a load of values, and how many loads a tile has of each.
+  static constexpr int kLoadUnits = kIsFloat8<Key> ? 2 : 1, kLoadBlocks = kIsFloat8<Key> && kBlocks % 2 == 0 ? 2 : 1;
+  static constexpr int kLoadsK = kUnits / kLoadUnits, kLoadsV = kBlocks / kLoadBlocks;
+  static constexpr int kAheadK = kShape.k_ahead < kLoadsK ? kShape.k_ahead : kLoadsK;
+  static constexpr int kAheadV = kShape.v_ahead < kLoadsV ? kShape.v_ahead : kLoadsV;
+  static_assert(kUnits % kLoadUnits == 0 && kLoadsK % kAheadK == 0 && kLoadsV % kAheadV == 0,
+                "what follows the last is the next tile's first");
+  static constexpr int kVecK = 16 / int(sizeof(Key)), kVecV = kTransposedElements<E> * kLoadBlocks;  // elements
+  struct alignas(kVecV * sizeof(Key)) ValueVec {
+    uint32_t word[kVecV * sizeof(Key) / 4];
+  };
 
   const FewRowsParams& p;
   const xlstm_attention& in;
@@ -41,7 +54,7 @@ struct Decode {
 
   Vec16 q[kShape.q_in_lds ? 1 : kUnits][kChainVec16s<E>];
   Vec16 k[kAheadK][kStreamVec16s<E>];
-  TransposedVec16<E> v[kAheadV][kTransposedVec16s<E>];
+  ValueVec v[kAheadV][kTransposedVec16s<E>];
   Strip<E> out[kBlocks][kTransposedStrips<E>];
   Columns row_max = Columns::all(kLowestMax), row_sum = Columns::all(0);
   int lane, dqk, dv;  // recomputed for each tile, with all values that derive from them
@@ -59,12 +72,25 @@ struct Decode {
         rules(in),
         lane(opaque_lane()),
         dqk(int(in.dqk)),
-        dv(int(in.dv)) {}
+        dv(int(in.dv)) {
+    if constexpr (kIsFloat8<Key>) rules.scale_keys(key_descale<Key>(in.k_descale, layout, head));
+  }
 
   XLSTM_DEVICE uint32_t rows() const { return uint32_t(at.queries) * group; }
   XLSTM_DEVICE uint32_t clamp_row(uint32_t row) const { return row < rows() ? row : rows() - 1; }
 
   XLSTM_DEVICE QueryRow<int64_t> query_of(uint32_t row) const { return query_row(key_head, row, group); }
+
+  // The feature of q and of the keys that is feature `feature` of a unit, and the feature of out that is `feature` of a
+  // block; both of a vector's first element.
+  XLSTM_DEVICE static int key_feature(int unit, int feature) {
+    if constexpr (kLoadUnits == 1) return unit * kUnit<E> + feature;
+    return unit / 2 * 2 * kUnit<E> + 2 * feature + unit % 2 * kVec16Elements<E>;
+  }
+  XLSTM_DEVICE static int out_feature(int block, int feature) {
+    if constexpr (kLoadBlocks == 1) return block * kTransposedFeatures<E> + feature;
+    return block / 2 * 2 * kTransposedFeatures<E> + 2 * feature + block % 2 * kTransposedElements<E>;
+  }
 
   // ---- Q
 
@@ -73,7 +99,7 @@ struct Decode {
   }
   XLSTM_DEVICE Vec16 q_vec16(int unit, int index) const {
     const Vec16Position of = chain_vec16(kFamily, sizeof(E), lane, index);
-    const int feature = unit * kUnit<E> + of.feature;
+    const int feature = key_feature(unit, of.feature);
     const E* row = static_cast<const E*>(in.q.data) + at.query(in.q, query_of(clamp_row(first_row + of.row)));
     return TokenRows<E>{row, 0, int(in.dqk), true}.vec16(0, feature, true);
   }
@@ -113,28 +139,27 @@ struct Decode {
     return {at.key(in.k, key_head, token), at.key(in.v, key_head, token)};
   }
   XLSTM_DEVICE static const char* row_of(const xlstm_tensor& x, int64_t offset, int key) {
-    return static_cast<const char*>(x.data) + shuffle_from(offset, key, kWave) * int64_t(sizeof(E));
+    return static_cast<const char*>(x.data) + shuffle_from(offset, key, kWave) * int64_t(sizeof(Key));
   }
   // Vectors beyond the last one repeat it: q is zero there, and those features of out are not stored.
   XLSTM_DEVICE static uint32_t clamped_byte(int feature, int last) {
-    return uint32_t(feature < last ? feature : last) * uint32_t(sizeof(E));
+    return uint32_t(feature < last ? feature : last) * uint32_t(sizeof(Key));
   }
-  XLSTM_DEVICE void fetch_keys(const KeyOffsets& at, int unit) {
+  XLSTM_DEVICE void fetch_keys(const KeyOffsets& at, int load) {
 #pragma unroll
     for (int c = 0; c < kStreamVec16s<E>; ++c) {
       const Vec16Position of = stream_vec16(kFamily, sizeof(E), lane, c);
-      k[unit % kAheadK][c] =
-          load_vec16(row_of(in.k, at.key, of.row), clamped_byte(unit * kUnit<E> + of.feature, dqk - kVec16Elements<E>));
+      k[load % kAheadK][c] = load_vec16(row_of(in.k, at.key, of.row),
+                                        clamped_byte(key_feature(load * kLoadUnits, of.feature), dqk - kVecK));
     }
   }
-  XLSTM_DEVICE void fetch_values(const KeyOffsets& at, int block) {
+  XLSTM_DEVICE void fetch_values(const KeyOffsets& at, int load) {
 #pragma unroll
     for (int c = 0; c < kTransposedVec16s<E>; ++c) {
       if (c % 4 == 0) load_barrier();  // addresses of a few vectors at a time
       const Vec16Position of = transposed_vec16(kFamily, sizeof(E), lane, c);
-      v[block % kAheadV][c] =
-          load_transposed<E>(row_of(in.v, at.value, of.row),
-                             clamped_byte(block * kTransposedFeatures<E> + of.feature, dv - kTransposedElements<E>));
+      v[load % kAheadV][c] = load_as<ValueVec>(row_of(in.v, at.value, of.row),
+                                               clamped_byte(out_feature(load * kLoadBlocks, of.feature), dv - kVecV));
     }
   }
 
@@ -147,7 +172,12 @@ struct Decode {
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       if constexpr (kShape.q_in_lds) lane = opaque_lane();  // otherwise the compiler reads all of Q in advance
-      Vec16(&vecs)[kStreamVec16s<E>] = k[unit % kAheadK];
+      Vec16(&loaded)[kStreamVec16s<E>] = k[unit / kLoadUnits % kAheadK];
+      Vec16 widened[kStreamVec16s<E>];
+      if constexpr (kIsFloat8<Key>)
+#pragma unroll
+        for (int c = 0; c < kStreamVec16s<E>; ++c) widen_words<E, Key>(loaded[c].word + unit % 2 * 2, widened[c].word);
+      Vec16(&vecs)[kStreamVec16s<E>] = kIsFloat8<Key> ? widened : loaded;
       if (unit * kUnit<E> + kUnit < E >> in.dqk) clear_beyond(vecs, unit);
 #pragma unroll
       for (int step = 0; step < kUnitSteps<E>; ++step) {
@@ -157,14 +187,15 @@ struct Decode {
       s.materialise();  // before the next unit's branch: otherwise the compiler delays the products, and keeps their
                         // operands, past the branch
       load_barrier();
-      fetch_keys(unit + kAheadK < kUnits ? current : next, (unit + kAheadK) % kUnits);
+      if (const int load = unit / kLoadUnits + kAheadK; unit % kLoadUnits == kLoadUnits - 1)
+        fetch_keys(load < kLoadsK ? current : next, load % kLoadsK);
     }
   }
   // Clears the features beyond the last one: infinities there must not be multiplied by q's zeros.
   XLSTM_DEVICE void clear_beyond(Vec16 (&vecs)[kStreamVec16s<E>], int unit) const {
 #pragma unroll
     for (int c = 0; c < kStreamVec16s<E>; ++c) {
-      const int feature = unit * kUnit<E> + stream_vec16(kFamily, sizeof(E), lane, c).feature;
+      const int feature = key_feature(unit, stream_vec16(kFamily, sizeof(E), lane, c).feature);
 #pragma unroll
       for (int w = 0; w < 4; ++w) vecs[c].word[w] = feature < dqk ? vecs[c].word[w] : 0;
     }
@@ -198,15 +229,26 @@ struct Decode {
     const ChainOperand<E> chain = as_chain(weights, 1.0f);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
+      TransposedVec16<E> vecs[kTransposedVec16s<E>];
+#pragma unroll
+      for (int c = 0; c < kTransposedVec16s<E>; ++c) {
+        const ValueVec& loaded = v[b / kLoadBlocks % kAheadV][c];
+        if constexpr (kIsFloat8<Key>)
+          widen_words<E, Key>(loaded.word + b % kLoadBlocks * (kTransposedElements<E> / 4), vecs[c].word);
+        else
+          vecs[c] = __builtin_bit_cast(TransposedVec16<E>, loaded);
+      }
 #pragma unroll
       for (int t = 0; t < kTransposedStrips<E>; ++t) {
         load_barrier();
-        multiply(out[b][t], transposed<E>(v[b % kAheadV], t), chain);
+        multiply(out[b][t], transposed<E>(vecs, t), chain);
       }
       load_barrier();
-      if constexpr (kAheadV < kBlocks)
+      const int load = b / kLoadBlocks + kAheadV;
+      if (b % kLoadBlocks != kLoadBlocks - 1) continue;
+      if constexpr (kAheadV < kLoadsV)
         lane = opaque_lane();  // otherwise the compiler keeps the rows' offsets from block to block
-      fetch_values(b + kAheadV < kBlocks ? current : next, (b + kAheadV) % kBlocks);
+      fetch_values(load < kLoadsV ? current : next, load % kLoadsV);
     }
   }
 
@@ -221,9 +263,9 @@ struct Decode {
     if (first >= end) return;
     KeyOffsets current = offsets_of(first);
 #pragma unroll
-    for (int unit = 0; unit < kAheadK; ++unit) fetch_keys(current, unit);
+    for (int load = 0; load < kAheadK; ++load) fetch_keys(current, load);
 #pragma unroll
-    for (int b = 0; b < kAheadV; ++b) fetch_values(current, b);
+    for (int load = 0; load < kAheadV; ++load) fetch_values(current, load);
     for (; first < end; first += kAtOnce) {
       lane = opaque_lane();
       dqk = opaque_uniform(dqk);
@@ -264,7 +306,7 @@ struct Decode {
 #pragma unroll
           for (int t = 0; t < kTransposedStrips<E>; ++t) scale_columns(out[b][t], rescale);
           for_each_run<E>(out[b], 1, [&](int feature, int j, const float* value) {
-            float* to = merged_out() + Columns::position(j) * merge_row(kDv) + b * kTransposedFeatures<E> + feature;
+            float* to = merged_out() + Columns::position(j) * merge_row(kDv) + out_feature(b, feature);
 #pragma unroll
             for (int e = 0; e < kTransposedElements<E>; e += 4) {
               Vec16 vec4 = w == 0 ? Vec16{} : read_vec16(to + e);
@@ -296,6 +338,7 @@ struct Decode {
   XLSTM_DEVICE void write(int64_t split) const {
     const ForwardEpilogue<E, FewRowsParams> epilogue{p, at, split};
     constexpr int kLine = kDv / 4;
+    const float descale = key_descale<Key>(in.v_descale, at, key_head);
 #pragma unroll 1
     for (int unit = int(threadIdx.x); unit < kDecodeRows * kLine; unit += kShape.threads) {
       const int row = unit / kLine, column = unit % kLine * 4;
@@ -303,7 +346,7 @@ struct Decode {
       if (r >= rows() || column >= in.dv) continue;
       const auto [head, i] = query_of(r);
       const RowStats merged = merged_stats(row);
-      const auto result = epilogue.finish(merged.max, merged.sum, head);
+      const auto result = epilogue.finish(merged.max, merged.sum, head, descale);
       const auto to = epilogue.offset(head, i);
       float value[4];
       const Vec16 vec4 = read_vec16(merged_out() + row * merge_row(kDv) + column);
@@ -315,16 +358,17 @@ struct Decode {
   }
 };
 
-template <class E, int kDqk, int kDv, bool kHasScoreMod>
+template <class Elements, int kDqk, int kDv, bool kHasScoreMod>
 __global__ __launch_bounds__(
-    decode_shape(kFamily, sizeof(E), {kDqk, kDv}).threads,
-    decode_shape(kFamily, sizeof(E), {kDqk, kDv}).blocks) void decode_kernel(const FewRowsParams p) {
-  if constexpr (has_decode(kFamily, sizeof(E), {kDqk, kDv})) {
+    decode_shape(kFamily, sizeof(QueryOf<Elements>), {kDqk, kDv}).threads,
+    decode_shape(kFamily, sizeof(QueryOf<Elements>), {kDqk, kDv}).blocks) void decode_kernel(const FewRowsParams p) {
+  if constexpr (has_decode(kFamily, sizeof(QueryOf<Elements>), {kDqk, kDv})) {
+    using E = QueryOf<Elements>;
     extern __shared__ __align__(128) char lds[];
     constexpr int kKeys = kStep<E>;
     const FewRowsBlock<kDecodeRows, kKeys> part(p);
     if (part.empty()) return;
-    Decode<E, kDqk, kDv, kHasScoreMod> block(p, part.at, part.key_head, part.first, lds);
+    Decode<E, KeyOf<Elements>, kDqk, kDv, kHasScoreMod> block(p, part.at, part.key_head, part.first, lds);
     const VisibleKeys visible = part.visible();
     const auto [from, to] = part.tiles(visible);
     block.load_q();

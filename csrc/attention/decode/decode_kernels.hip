@@ -1,33 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a plan into the launch of the decode kernel.
+// The decode kernels for keys and values of q's dtype.
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
-#include "arch/launch.h"
-#include "attention/decode/decode.h"
-#include "attention/decode/decode_plan.h"
+#include "attention/decode/decode_launch.h"
 
 namespace xlstm::gpu::attention {
-
-namespace {
-
-template <class E, int kDqk, int kDv>
-void launch_decode_class(const DecodePlan& plan, const FewRowsParams& p, Stream stream) {
-  const Grid grid{plan.grid, plan.shape.threads, plan.shape.lds_bytes};
-  const bool has_score_mod = p.call.in.softcap > 0 || p.call.in.alibi_slopes;
-  if constexpr (sizeof(E) == 2)
-    if (!has_score_mod) return launch("attention decode", decode_kernel<E, kDqk, kDv, false>, grid, stream, p);
-  launch("attention decode", decode_kernel<E, kDqk, kDv, true>, grid, stream, p);
-}
-
-}  // namespace
-
-template <class E>
-void launch_decode(const DecodePlan& plan, const FewRowsParams& p, Stream stream) {
-  if (plan.head.dqk == 64) return launch_decode_class<E, 64, 64>(plan, p, stream);
-  if (plan.head.dqk == 128) return launch_decode_class<E, 128, 128>(plan, p, stream);
-  if (plan.head.dqk == 192) return launch_decode_class<E, 192, 128>(plan, p, stream);
-  launch_decode_class<E, 256, 256>(plan, p, stream);
-}
 
 template void launch_decode<XLSTM_ELEMENT>(const DecodePlan&, const FewRowsParams&, Stream);
 

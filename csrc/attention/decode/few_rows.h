@@ -44,12 +44,13 @@ struct FewRowsBlock {
   }
 };
 
-// decode_kernels.hip and mla_kernels.hip define these; CMake compiles them once per dtype.
+// decode_kernels.hip and mla_kernels.hip, and for keys of 8 bits decode_float8_kernels.hip and mla_float8_kernels.hip,
+// define these; CMake compiles them once per dtype.
 struct DecodePlan;
 struct MlaPlan;
-template <class E>
+template <class Elements>
 void launch_decode(const DecodePlan&, const FewRowsParams&, Stream);
-template <class E>
+template <class Elements>
 void launch_mla(const MlaPlan&, const FewRowsParams&, Stream);
 // mla_hopper.cu, for bfloat16 and float16, in a library for CUDA.
 template <class E>

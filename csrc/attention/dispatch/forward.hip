@@ -6,6 +6,7 @@
 #include "attention/decode/few_rows.h"
 #include "attention/dispatch/forward_call.h"
 #include "attention/forward/forward_params.h"
+#include "attention/gpu/key_elements.h"
 #include "attention/gpu/tensor_layout.h"
 #include "attention/mla/mla_plan.h"
 
@@ -15,10 +16,11 @@ namespace {
 AttentionCall call_of(const xlstm_attention_forward& p) {
   const xlstm_attention& in = p.in;
   const bool has_score_mod = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0 || !(in.softmax_scale > 0);
-  const bool panels = has_query_tma_layout(in, in.q, in.dqk) && has_key_tma_layout(in, in.k, in.dqk) &&
+  const bool float8 = is_float8(in.k.dtype);
+  const bool panels = !float8 && has_query_tma_layout(in, in.q, in.dqk) && has_key_tma_layout(in, in.k, in.dqk) &&
                       has_key_tma_layout(in, in.v, in.dv) && is_aligned16(p.out, in.dv) && !p.probs.data;
-  return {in.batch, in.heads_q, in.heads_k,          in.length_q,   in.length_k,
-          in.dqk,   in.dv,      element_bytes(in.q), has_score_mod, panels};
+  return {in.batch, in.heads_q,          in.heads_k,    in.length_q, in.length_k, in.dqk,
+          in.dv,    element_bytes(in.q), has_score_mod, panels,      float8};
 }
 // The workspace of a call must not depend on the addresses of its tensors.
 AttentionCall call_without_panels(const xlstm_attention_forward& p) {
@@ -37,12 +39,13 @@ bool takes_decode(const xlstm_attention_forward& p, const Chip& chip) {
          is_aligned16(p.in.v, p.in.dv);
 }
 
+// Calls launch(Elements) with what q and the keys have.
 template <class Launch>
-void with_element(xlstm_dtype dtype, Launch&& launch) {
-  if (dtype == XLSTM_BFLOAT16)
-    launch(BFloat16{});
-  else if (dtype == XLSTM_FLOAT16)
-    launch(Float16{});
+void with_call_elements(const xlstm_attention& in, Launch&& launch) {
+  if (in.q.dtype == XLSTM_BFLOAT16)
+    with_elements(BFloat16{}, in.k.dtype, launch);
+  else if (in.q.dtype == XLSTM_FLOAT16)
+    with_elements(Float16{}, in.k.dtype, launch);
   else
     launch(float{});
 }
@@ -50,7 +53,7 @@ void with_element(xlstm_dtype dtype, Launch&& launch) {
 void run(const xlstm_attention_forward& p, const DecodePlan& plan, void* workspace, Stream stream) {
   const FewRowsParams params{p, plan.blocks, plan.splits, is_aligned16(p.out, p.in.dv),
                              ForwardParts::in_workspace(p.in, plan.splits, workspace)};
-  with_element(p.in.q.dtype, [&](auto e) { launch_decode<decltype(e)>(plan, params, stream); });
+  with_call_elements(p.in, [&](auto elements) { launch_decode<decltype(elements)>(plan, params, stream); });
   if (plan.splits > 1) combine_forward_parts(p, params.parts, plan.splits, stream);
 }
 
@@ -76,19 +79,18 @@ void check_mla(const xlstm_attention_forward& p) {
   expect(is_aligned16(in.q, in.dqk), "q: expected rows that begin at multiples of 16 bytes");
   expect(is_aligned16(in.k, in.dqk), "k_cache: expected rows that begin at multiples of 16 bytes");
 }
-template <class E>
+template <class Elements>
 void launch_planned_mla(const MlaPlan& plan, const FewRowsParams& params, Stream stream) {
-  if constexpr (kHasHopperKernels)
-    if (plan.hopper) return launch_mla_hopper<E>(plan, params, stream);
-  launch_mla<E>(plan, params, stream);
+  if constexpr (sizeof(QueryOf<Elements>) == 2) {
+    if constexpr (kHasHopperKernels && !kIsFloat8<KeyOf<Elements>>)
+      if (plan.hopper) return launch_mla_hopper<Elements>(plan, params, stream);
+    launch_mla<Elements>(plan, params, stream);
+  }
 }
 void run(const xlstm_attention_forward& p, const MlaPlan& plan, void* workspace, Stream stream) {
   const FewRowsParams params{p, plan.blocks, plan.splits, is_aligned16(p.out, p.in.dv),
                              ForwardParts::in_workspace(p.in, plan.splits, workspace)};
-  if (p.in.q.dtype == XLSTM_BFLOAT16)
-    launch_planned_mla<BFloat16>(plan, params, stream);
-  else
-    launch_planned_mla<Float16>(plan, params, stream);
+  with_call_elements(p.in, [&](auto elements) { launch_planned_mla<decltype(elements)>(plan, params, stream); });
   if (plan.splits > 1) combine_forward_parts(p, params.parts, plan.splits, stream);
 }
 
@@ -102,11 +104,11 @@ void run(const xlstm_attention_forward& p, const AttentionForwardPlan& plan, voi
                              is_aligned16(in.v, in.dv),
                              is_aligned16(p.out, in.dv),
                              ForwardParts::in_workspace(in, plan.splits, workspace)};
-  with_element(in.q.dtype, [&](auto e) {
-    using E = decltype(e);
-    if constexpr (kHasHopperKernels && sizeof(E) == 2)
-      if (plan.hopper) return launch_forward_hopper<E>(plan, params, stream);
-    launch_forward<E>(plan, params, stream);
+  with_call_elements(in, [&](auto elements) {
+    using Elements = decltype(elements);
+    if constexpr (kHasHopperKernels && sizeof(QueryOf<Elements>) == 2 && !kIsFloat8<KeyOf<Elements>>)
+      if (plan.hopper) return launch_forward_hopper<Elements>(plan, params, stream);
+    launch_forward<Elements>(plan, params, stream);
   });
 }
 

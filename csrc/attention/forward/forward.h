@@ -29,7 +29,7 @@
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kDqk, int kDv, bool kHasScoreMod>
+template <class E, class Key, int kDqk, int kDv, bool kHasScoreMod>
 struct Forward {
   static constexpr ForwardShape kShape = forward_shape(kFamily, sizeof(E), {kDqk, kDv}, kHasScoreMod);
   static constexpr int kThreads = kShape.threads, kKeys = kShape.keys, kStrips = kShape.strips;
@@ -45,8 +45,11 @@ struct Forward {
   // The next operand's reads are issued ahead of the products, if registers suffice.
   static constexpr bool kReadsFirst = !(kHasScoreMod && kDv > 128);
 
-  using StageK = KeyStage<E, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
-  using StageV = KeyStage<E, kKeys, kDv, true, kThreads, kShape.ahead>;
+  // Addresses of the rows that floats of 8 bits are gathered from leave too few registers for the largest kernel.
+  static constexpr bool kPrefetch = kShape.ahead && !(kIsFloat8<Key> && kHasScoreMod && kDv > 128);
+  using Tokens = HeadTokens<E, Key>;
+  using StageK = KeyStage<E, Key, kKeys, kKeyPart, false, kThreads, kPrefetch>;
+  using StageV = KeyStage<E, Key, kKeys, kDv, true, kThreads, kPrefetch>;
   using TileQ = Tile<E, kShape.rows, kKeyPart>;
 
   const ForwardParams* p;
@@ -84,6 +87,12 @@ struct Forward {
   }
   XLSTM_DEVICE typename StageV::Storage tile_v() const {
     return {reinterpret_cast<E*>(lds + kShape.q_bytes + (kShape.kv_share_buffer ? 0 : kShape.k_bytes))};
+  }
+
+  XLSTM_DEVICE ScoreRules score_rules(const AttentionLayout& at) const {
+    ScoreRules rules(at.in);
+    if constexpr (kIsFloat8<Key>) rules.scale_keys(key_descale<Key>(at.in.k_descale, at, key_head));
+    return rules;
   }
 
   XLSTM_DEVICE void load_q(const AttentionLayout& at) {
@@ -270,6 +279,7 @@ struct Forward {
     const ForwardEpilogue<E, ForwardParams> epilogue{*p, at, split};
     const uint32_t group = uint32_t(at.group());
     const float keep_scale = kHasScoreMod && in.dropout_p > 0 ? float(dropout_scale(in.dropout_p)) : 1.0f;
+    const float out_scale = keep_scale * key_descale<Key>(in.v_descale, at, key_head);
 #pragma unroll
     for (int c = 0; c < kStrips; ++c) {
       row_sum[c].over_rows([](float a, float b) { return a + b; });
@@ -278,7 +288,7 @@ struct Forward {
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
         const auto [head, i] = query_row(uint32_t(key_head), uint32_t(clamp_row(row_of(c, j))), group);
-        const auto row = epilogue.finish(row_max[c].value[j], row_sum[c].value[j], head, keep_scale);
+        const auto row = epilogue.finish(row_max[c].value[j], row_sum[c].value[j], head, out_scale);
         const auto to = epilogue.offset(head, i);
         factor.value[j] = row.factor;
         offset[j] = to.out;
@@ -310,10 +320,10 @@ struct Forward {
     }
   };
   XLSTM_DEVICE int valid(int first) const { return keys - first < kKeys ? keys - first : kKeys; }
-  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+  XLSTM_DEVICE void fetch_k(StageK (&stage)[kParts], const Tokens& from, int first) const {
     StageK::fetch_parts(stage, [&](int part) { return tile_k(part); }, from, first, valid(first));
   }
-  XLSTM_DEVICE void store_k(StageK (&stage)[kParts], const HeadTokens<E>& from, int first) const {
+  XLSTM_DEVICE void store_k(StageK (&stage)[kParts], const Tokens& from, int first) const {
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
       stage[part].store(tile_k(part), from, first, valid(first), part * kKeyPart);
@@ -331,8 +341,7 @@ struct Forward {
   // arrived goes into LDS in the middle of a product, once no wave reads that buffer any more: keys come with the
   // scores and go with O, values the other way round. The loop has no branches for other layouts, where the compiler
   // would wait for loads as soon as it has issued them.
-  XLSTM_DEVICE void walk_plain(const HeadTokens<E>& k, const HeadTokens<E>& v, const ScoreRules& rules, int from,
-                               int to) {
+  XLSTM_DEVICE void walk_plain(const Tokens& k, const Tokens& v, const ScoreRules& rules, int from, int to) {
     using Plain = PlainTiles<E, StageK, StageV, kParts, kKeys>;
     Plain plain(k, v, from);
     const auto store_keys = [&] { plain.store_keys([&](int part) { return tile_k(part); }); };
@@ -390,8 +399,7 @@ struct Forward {
   }
 
   // Tiles [from, to), of any layout.
-  XLSTM_DEVICE void walk(HeadTokens<E>& k, HeadTokens<E>& v, const ScoreRules& rules, StageK (&stage_k)[kParts],
-                         int from, int to) {
+  XLSTM_DEVICE void walk(Tokens& k, Tokens& v, const ScoreRules& rules, StageK (&stage_k)[kParts], int from, int to) {
     StageV stage_v[1];
     if (!kAsyncCopies) fetch_k(stage_k, k, from * kKeys);
     for (int tile = from; tile < to; ++tile) {
@@ -426,16 +434,14 @@ struct Forward {
   XLSTM_DEVICE void walk_others(int from, int to) {
     p = reload_params(p);
     const AttentionLayout at(p->call.in, sequence);
-    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16),
-        v(at, at.in.v, key_head, at.in.dv, p->v_aligned16);
+    Tokens k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16), v(at, at.in.v, key_head, at.in.dv, p->v_aligned16);
     StageK stage_k[kParts];
-    walk(k, v, ScoreRules(at.in), stage_k, from, to);
+    walk(k, v, score_rules(at), stage_k, from, to);
   }
 
   XLSTM_DEVICE void run(const AttentionLayout& at) {
     Tiles tiles(*this, at);
-    HeadTokens<E> k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16),
-        v(at, at.in.v, key_head, at.in.dv, p->v_aligned16);
+    Tokens k(at, at.in.k, key_head, at.in.dqk, p->k_aligned16), v(at, at.in.v, key_head, at.in.dv, p->v_aligned16);
     StageK stage_k[kParts];
     if (kAsyncCopies && tiles.from < tiles.to)
       fetch_k(stage_k, k, tiles.from * kKeys);  // AMD: later, the loads take registers
@@ -448,8 +454,8 @@ struct Forward {
       for (int v = 0; v < kFeatureStrips; ++v) out[v][c].zero();
     }
     if (tiles.from < tiles.to) {
-      const ScoreRules rules(at.in);
-      if constexpr (kShape.plain_walk && !kHasScoreMod) {
+      const ScoreRules rules = score_rules(at);
+      if constexpr (kShape.plain_walk && !kHasScoreMod && !kIsFloat8<Key>) {
         using Plain = PlainTiles<E, StageK, StageV, kParts, kKeys>;
         const int full = keys / kKeys < tiles.to ? keys / kKeys : tiles.to;
         if (tiles.from < full && Plain::suits(k, kDqk) && Plain::suits(v, kDv)) {
@@ -465,11 +471,11 @@ struct Forward {
   }
 };
 
-template <class E, int kDqk, int kDv, bool kHasScoreMod>
-__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}, kHasScoreMod).threads,
-                             forward_shape(kFamily, sizeof(E), {kDqk, kDv}, kHasScoreMod)
+template <class Elements, int kDqk, int kDv, bool kHasScoreMod>
+__global__ __launch_bounds__(forward_shape(kFamily, sizeof(QueryOf<Elements>), {kDqk, kDv}, kHasScoreMod).threads,
+                             forward_shape(kFamily, sizeof(QueryOf<Elements>), {kDqk, kDv}, kHasScoreMod)
                                  .blocks) void forward_kernel(XLSTM_PARAM ForwardParams p) {
-  using Kernel = Forward<E, kDqk, kDv, kHasScoreMod>;
+  using Kernel = Forward<QueryOf<Elements>, KeyOf<Elements>, kDqk, kDv, kHasScoreMod>;
   extern __shared__ __align__(128) char lds[];
   const ForwardBlock block(p, Kernel::kShape.rows);
   if (!block.empty()) Kernel(kernel_params(p), block, lds).run(block.at);

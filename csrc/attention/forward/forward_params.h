@@ -15,8 +15,8 @@ struct ForwardParams {
   ForwardParts parts;                                         // with splits
 };
 
-// forward_kernels.hip; CMake compiles it once per dtype.
-template <class E>
+// forward_kernels.hip, and for keys of 8 bits forward_float8_kernels.hip; CMake compiles them once per dtype.
+template <class Elements>
 void launch_forward(const AttentionForwardPlan&, const ForwardParams&, Stream);
 // The launch of the Hopper kernel, for 2-byte dtypes, in a library for CUDA.
 template <class E>

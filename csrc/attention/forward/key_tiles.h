@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads keys and values from memory into LDS tiles, for every layout: at a stride or in pages, with a tail, with fewer
-// features than the tile, with rows that are not aligned to 16 bytes.
+// features than the tile, with rows that are not aligned to 16 bytes, of q's elements or of floats of 8 bits.
 #pragma once
 
+#include "attention/gpu/key_elements.h"
 #include "attention/layout.h"
 #include "tile/lds_tile.h"
 
@@ -10,11 +11,11 @@ namespace xlstm::gpu::attention {
 
 // The keys, or the values, of one head of one sequence, from its first key on. `in` and `x` are read at each use; a
 // caller may replace them by what reload_params() returns.
-template <class E>
+template <class E, class Key = E>
 struct HeadTokens {
   const xlstm_attention* in;
   const xlstm_tensor* x;
-  const E* data;  // of key 0; with pages, of the head's first token in the first page
+  const Key* data;  // of key 0; with pages, of the head's first token in the first page
   int features, first_key, sequence;
   int is_aligned16;  // rows consist of 16-byte vectors; an int, because AMD's compiler keeps a bool as a bit per lane
 
@@ -22,7 +23,7 @@ struct HeadTokens {
                           bool is_aligned16)
       : in(&at.in),
         x(&x),
-        data(static_cast<const E*>(x.data) + (in_pages() ? head * x.stride[1] : at.key(x, head, at.first_key))),
+        data(static_cast<const Key*>(x.data) + (in_pages() ? head * x.stride[1] : at.key(x, head, at.first_key))),
         features(int(features)),
         first_key(int(at.first_key)),
         sequence(int(at.index)),
@@ -30,7 +31,7 @@ struct HeadTokens {
   XLSTM_DEVICE bool in_pages() const { return in->block_table != nullptr; }
 
   // The features of key j.
-  XLSTM_DEVICE const E* at(int j) const {
+  XLSTM_DEVICE const Key* at(int j) const {
     if (!in_pages()) return data + j * x->stride[2];
     const uint32_t token = uint32_t(first_key + j), size = uint32_t(in->page_size);
     // RDNA's compiler may hold the pointer in vector registers here, and cannot move it back to scalar ones.
@@ -40,15 +41,32 @@ struct HeadTokens {
     return data + page * x->stride[0] + int64_t(token % size) * x->stride[2];
   }
   XLSTM_DEVICE TokenRows<E> rows(int column0) const { return {data + column0, x->stride[2], features - column0, true}; }
-  XLSTM_DEVICE Vec16 vec16(const E* row, int column) const {
-    return TokenRows<E>{row, 0, features, is_aligned16 != 0}.vec16(0, column, true);
+  // Elements [column, column + kVec16Elements) of a row, zeros beyond the last one.
+  XLSTM_DEVICE Vec16 vec16(const Key* row, int column) const {
+    if constexpr (!kIsFloat8<Key>) {
+      return TokenRows<E>{row, 0, features, is_aligned16 != 0}.vec16(0, column, true);
+    } else {
+      Float8Vec<4> bytes{{0, 0}};
+      if (is_aligned16 && column < features) {
+        bytes = *reinterpret_cast<const Float8Vec<4>*>(row + column);
+      } else {
+        uint64_t all = 0;
+#pragma unroll 1
+        for (int j = 0; j < kVec16Elements<E> && column + j < features; ++j)
+          all |= uint64_t(reinterpret_cast<const uint8_t*>(row)[column + j]) << 8 * j;
+        bytes = {{uint32_t(all), uint32_t(all >> 32)}};
+      }
+      Vec16 elements;
+      widen_words<E, Key>(bytes.word, elements.word);
+      return elements;
+    }
   }
 };
 
 // KeyStage is a Stage that loads features column0 .. column0 + kFeatures - 1 of keys. Keys beyond the valid ones repeat
 // the last valid one; the caller masks their scores. Where registers do not suffice for prefetching, or rows are not
 // aligned, store() does the loading.
-template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads, bool kPrefetch>
+template <class E, class Key, int kTokens, int kFeatures, bool kTransposed, int kThreads, bool kPrefetch>
 struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
   using Base = Stage<E, kTokens, kFeatures, kTransposed, kThreads>;
   using Storage = typename Base::Storage;
@@ -60,10 +78,18 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
 
   // Fetches adjacent tiles of kFeatures each: part p begins at column p kFeatures and goes to tile(p).
   template <int kParts, class Tiles>
-  XLSTM_DEVICE static void fetch_parts(KeyStage (&stage)[kParts], Tiles&& tile, const HeadTokens<E>& from, int first,
-                                       int valid) {
+  XLSTM_DEVICE static void fetch_parts(KeyStage (&stage)[kParts], Tiles&& tile, const HeadTokens<E, Key>& from,
+                                       int first, int valid) {
     const bool is_strided = !from.in_pages() && valid >= kTokens;
-    if constexpr (kAsyncCopies) {
+    if constexpr (kIsFloat8<Key>) {
+      if (!kAsyncCopies && (!kPrefetch || !from.is_aligned16)) return;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        if constexpr (kAsyncCopies)
+          copy_through_registers(tile(part), from, first, valid, part * kFeatures);
+        else
+          stage[part].gather(from, first, valid, part * kFeatures);
+    } else if constexpr (kAsyncCopies) {
       if (from.is_aligned16 && is_strided) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) Base::copy_unmasked(tile(part), from.rows(part * kFeatures), first);
@@ -82,17 +108,18 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
       }
     }
   }
-  XLSTM_DEVICE void store(const Storage& tile, const HeadTokens<E>& from, int first, int valid, int column0) {
+  XLSTM_DEVICE void store(const Storage& tile, const HeadTokens<E, Key>& from, int first, int valid, int column0) {
     if constexpr (kAsyncCopies) return;
-    if (kPrefetch && from.is_aligned16)
+    if (kPrefetch && from.is_aligned16) {
+      if constexpr (kIsFloat8<Key>) widen_fetched();
       Base::store(tile);
-    else
+    } else
       copy_through_registers(tile, from, first, valid, column0);
   }
 
  private:
   // Fetches 16-byte vectors from rows at any address.
-  XLSTM_DEVICE void gather(const HeadTokens<E>& from, int first, int valid, int column0) {
+  XLSTM_DEVICE void gather(const HeadTokens<E, Key>& from, int first, int valid, int column0) {
     const int thread = opaque_thread();
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
@@ -103,16 +130,31 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
       const int source_column = inside ? column0 + column : 0;
 #pragma unroll
       for (int i = 0; i < kUnitVec16s; ++i) {
-        const E* row = from.at(first + (token + i < valid ? token + i : valid - 1));
+        const Key* row = from.at(first + (token + i < valid ? token + i : valid - 1));
         Vec16& slot = this->fetched[kUnitVec16s * j + i];
-        slot = load_vec16(reinterpret_cast<const char*>(row + source_column), 0);
+        const char* source = reinterpret_cast<const char*>(row + source_column);
+        if constexpr (kIsFloat8<Key>) {
+          const Float8Vec<4> bytes = load_as<Float8Vec<4>>(source, 0);
+          slot = {{bytes.word[0], bytes.word[1], 0, 0}};
+        } else {
+          slot = load_vec16(source, 0);
+        }
 #pragma unroll
         for (int w = 0; w < 4; ++w) slot.word[w] = inside ? slot.word[w] : 0;
       }
     }
   }
+  // Makes elements of the floats of 8 bits that gather() has loaded, once they have arrived.
+  XLSTM_DEVICE void widen_fetched() {
+#pragma unroll
+    for (Vec16& slot : this->fetched) {
+      const Vec16 bytes = slot;
+      widen_words<E, Key>(bytes.word, slot.word);
+    }
+  }
   // The same by cp.async; rows that are not aligned go through registers.
-  XLSTM_NOINLINE_PATH static void copy_scattered(Storage tile, HeadTokens<E> from, int first, int valid, int column0) {
+  XLSTM_NOINLINE_PATH static void copy_scattered(Storage tile, HeadTokens<E, Key> from, int first, int valid,
+                                                 int column0) {
     if (!from.is_aligned16) return copy_through_registers(tile, from, first, valid, column0);
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
@@ -122,8 +164,8 @@ struct KeyStage : Stage<E, kTokens, kFeatures, kTransposed, kThreads> {
     }
   }
   // Any layout, from memory through registers to the tile.
-  XLSTM_DEVICE static void copy_through_registers(const Storage& tile, const HeadTokens<E>& from, int first, int valid,
-                                                  int column0) {
+  XLSTM_DEVICE static void copy_through_registers(const Storage& tile, const HeadTokens<E, Key>& from, int first,
+                                                  int valid, int column0) {
 #pragma unroll 1
     for (int unit = opaque_thread(); unit < kUnits; unit += kThreads) {
       const int token = token_of(unit), column = column_of(unit);

@@ -8,9 +8,9 @@
 
 namespace xlstm::gpu::attention {
 
-template <class E, int kDqk, int kDv>
+template <class E, class Key, int kDqk, int kDv>
 struct Probabilities {
-  using ForwardKernel = Forward<E, kDqk, kDv, true>;
+  using ForwardKernel = Forward<E, Key, kDqk, kDv, true>;
   static constexpr ForwardShape kShape = ForwardKernel::kShape;
   static constexpr int kKeys = kShape.keys, kStrips = kShape.strips, kEach = Columns::kEach;
 
@@ -38,8 +38,8 @@ struct Probabilities {
         to[c][j] = static_cast<E*>(call.probs.data) + at.index * call.probs.stride[0] + head * call.probs.stride[1] +
                    i * call.probs.stride[2] + at.first_key;
       }
-    const HeadTokens<E> k(at, in.k, key_head, in.dqk, forward.p->k_aligned16);
-    const ScoreRules rules(in);
+    const HeadTokens<E, Key> k(at, in.k, key_head, in.dqk, forward.p->k_aligned16);
+    const ScoreRules rules = forward.score_rules(at);
     const typename ForwardKernel::Tiles tiles(forward, at);
     typename ForwardKernel::StageK stage[ForwardKernel::kParts];
     for (int tile = tiles.from; tile < tiles.to; ++tile) {
@@ -75,10 +75,10 @@ struct Probabilities {
   }
 };
 
-template <class E, int kDqk, int kDv>
-__global__ __launch_bounds__(forward_shape(kFamily, sizeof(E), {kDqk, kDv}, true).threads) void probabilities_kernel(
-    XLSTM_PARAM ForwardParams p) {
-  using Kernel = Probabilities<E, kDqk, kDv>;
+template <class Elements, int kDqk, int kDv>
+__global__ __launch_bounds__(forward_shape(kFamily, sizeof(QueryOf<Elements>), {kDqk, kDv}, true)
+                                 .threads) void probabilities_kernel(XLSTM_PARAM ForwardParams p) {
+  using Kernel = Probabilities<QueryOf<Elements>, KeyOf<Elements>, kDqk, kDv>;
   extern __shared__ __align__(128) char lds[];
   const ForwardBlock block(p, Kernel::kShape.rows);
   if (!block.empty()) Kernel{{kernel_params(p), block, lds}}.run(block.at);

@@ -23,13 +23,13 @@ struct ForwardEpilogue {
   struct RowFactor {
     float factor, lse;
   };
-  // row_max, row_sum: of a row's scores, to base 2. keep_scale: of dropout.
-  XLSTM_DEVICE RowFactor finish(float row_max, float row_sum, int64_t head, float keep_scale = 1) const {
+  // row_max, row_sum: of a row's scores, to base 2. scale: of out, of dropout and of values in floats of 8 bits.
+  XLSTM_DEVICE RowFactor finish(float row_max, float row_sum, int64_t head, float scale = 1) const {
     const float* sinks = static_cast<const float*>(p.call.in.sink);
     const float keys = row_sum == 0 ? -__builtin_inff() : (row_max + log2f(row_sum)) * kLn2;  // NaN propagates
     const WithSink<float> with =
         sinks && !in_parts() ? with_sink(keys, global(sinks)[head], p.call.lse_with_sink != 0) : without_sink(keys);
-    return {row_sum == 0 ? 0.0f : keep_scale * with.factor / row_sum, with.lse};
+    return {row_sum == 0 ? 0.0f : scale * with.factor / row_sum, with.lse};
   }
 
   // Where the results of a query are: elements from the beginning of out and of lse, or of the parts' out and lse.

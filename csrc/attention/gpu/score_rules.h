@@ -123,6 +123,9 @@ struct ScoreRules {
         seed(uint64_t(uint32_t(uniform(drops ? int(in.rng_state[0] >> 32) : 0))) << 32 |
              uint32_t(uniform(drops ? int(in.rng_state[0]) : 0))) {}
 
+  // descale: what 1 in the keys stands for. The products are in vector registers, of which kernels have more left.
+  XLSTM_DEVICE void scale_keys(float descale) { scale *= descale, to_cap *= descale; }
+
   // Turns products into scores (scale or softcap, then ALiBi), in a strip that begins with key `first`.
   template <class E, int kStrips>
   XLSTM_DEVICE void apply_score_mod(Strip<E>& s, const RowInfo<kStrips>& row_info, int c, int first) const {

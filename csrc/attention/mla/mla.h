@@ -9,9 +9,10 @@
 //   softmax  by the waves that have the scores; with 64 rows they send the weights, as operands, to the other waves
 //            through LDS
 //   out      each wave has 128 (64 rows: 64) of the 512 features for all rows of the block
-// The next tile loads into registers, or on NVIDIA into another buffer, while this one is multiplied; with 16 rows on
-// CDNA the next two, because their products are shorter than HBM's latency. Eight lanes load a key's row, a line of 128
-// bytes at a time: one page-table entry per row, whatever the page size, loaded a tile ahead (key_slots.h).
+// The next tile loads into registers, or on NVIDIA, unless it has 8 bits, into another buffer, while this one is
+// multiplied; with 16 rows on CDNA the next two, because their products are shorter than HBM's latency. Eight lanes
+// load a key's row, a line of 128 bytes at a time: one page-table entry per row, whatever the page size, loaded a tile
+// ahead (key_slots.h).
 //
 // 64 rows take eight waves with half of the features each: two waves a SIMD on CDNA, where one wave's products hide the
 // other's reads of LDS. In sequence, scores, softmax and out need four barriers a tile, and the matrix units are idle
@@ -61,7 +62,7 @@ struct Mla {
 #pragma unroll
         for (int rs = 0; rs < kRowStrips; ++rs) tiles.out[b][t][rs].zero();
     if (begin < end) {
-      tiles.keys = KeySlots(tiles.at, tiles.key_head, sizeof(E), uniform(end - 1));
+      tiles.keys = KeySlots(tiles.at, tiles.key_head, sizeof(typename Tiles::Key), uniform(end - 1));
       tiles.look_up(begin);
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) tiles.fetch(n, begin + n * kKeys, n);
@@ -117,7 +118,7 @@ struct Mla {
   }
   // Makes tile n visible to all waves, after all waves have finished reading the tile before.
   XLSTM_DEVICE void arrive([[maybe_unused]] int n, [[maybe_unused]] int set) {
-    if constexpr (kAsyncCopies) {
+    if constexpr (Tiles::kCopiesAsync) {
       cp_async_wait_all();
       __syncthreads();
     } else {
@@ -171,6 +172,7 @@ struct Mla {
   // Stores the rows, a lane's neighbouring features at a time: as the call's out, or as a split's part.
   XLSTM_DEVICE void write(int64_t split) const {
     const ForwardEpilogue<E, FewRowsParams> epilogue{tiles.p, tiles.at, split};
+    const float descale = key_descale<typename Tiles::Key>(tiles.in.v_descale, tiles.at, tiles.key_head);
 #pragma unroll
     for (int rs = 0; rs < kRowStrips; ++rs) {
       const Columns shared_max = tiles.read_rows(Tiles::kRowMax, rs), shared_sum = tiles.read_rows(Tiles::kRowSum, rs);
@@ -182,7 +184,7 @@ struct Mla {
         to[j] = -1;
         if (r >= uint32_t(tiles.at.queries) * tiles.group) continue;
         const auto [head, i] = tiles.query_of(r);
-        const auto row = epilogue.finish(shared_max.value[j], shared_sum.value[j], head);
+        const auto row = epilogue.finish(shared_max.value[j], shared_sum.value[j], head, descale);
         const auto offset = epilogue.offset(head, i);
         factor[j] = row.factor;
         to[j] = offset.out;
@@ -201,12 +203,12 @@ struct Mla {
   }
 };
 
-template <class E, int kRows, int kFeatures, bool kOverlapped>
+template <class Elements, int kRows, int kFeatures, bool kOverlapped>
 __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kOverlapped).threads,
                              kFamily == Family::cdna ? 2 : 1) void mla_kernel(const FewRowsParams p) {
   if constexpr (has_mla(kFamily, kRows, kOverlapped)) {
     extern __shared__ __align__(128) char lds[];
-    using Tiles = MlaTiles<E, kRows, kFeatures, kOverlapped>;
+    using Tiles = MlaTiles<QueryOf<Elements>, KeyOf<Elements>, kRows, kFeatures, kOverlapped>;
     constexpr int kKeys = Tiles::kKeys;
     const FewRowsBlock<kRows, kKeys> part(p);
     if (part.empty()) return;

@@ -30,6 +30,7 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
   for (const int rows_of_block : kMlaRows) {
     if (plan.rows && rows <= plan.rows) break;
     for (const bool ahead : {false, true}) {
+      if (ahead && call.float8) continue;
       const MlaShape shape = mla_shape(chip.family, rows_of_block, plan.features, ahead);
       if (!has_mla(chip.family, rows_of_block, ahead) || shape.lds_bytes > chip.lds_bytes) continue;
       plan.rows = rows_of_block;
@@ -41,7 +42,7 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
     throw std::invalid_argument("head_dim_v: the kernel for 512 features of " + std::to_string(call.dqk) +
                                 " needs more LDS than this GPU has: " + std::to_string(chip.lds_bytes) + " bytes");
   const MlaShape hopper_shape = mla_hopper_shape(plan.features);
-  if (chip.hopper && plan.rows == kMlaHopperRows && hopper_shape.lds_bytes <= chip.lds_bytes) {
+  if (chip.hopper && !call.float8 && plan.rows == kMlaHopperRows && hopper_shape.lds_bytes <= chip.lds_bytes) {
     plan.ahead = false;
     plan.hopper = true;
     plan.shape = hopper_shape;

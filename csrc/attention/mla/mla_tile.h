@@ -6,14 +6,17 @@
 
 #include "arch/operands.h"
 #include "attention/decode/few_rows.h"
+#include "attention/gpu/key_elements.h"
 #include "attention/mla/key_slots.h"
 #include "attention/mla/mla_shape.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E_, int kRows_, int kFeatures_, bool kOverlapped_>
+// A tile in LDS has elements E. Keys in floats of 8 bits become E between their load and the store into LDS.
+template <class E_, class Key_, int kRows_, int kFeatures_, bool kOverlapped_>
 struct MlaTiles {
   using E = E_;
+  using Key = Key_;
   static constexpr int kRows = kRows_, kFeatures = kFeatures_;
   static constexpr bool kOverlapped = kOverlapped_;
   static constexpr MlaShape kShape = mla_shape(kFamily, kRows, kFeatures, kOverlapped);
@@ -28,6 +31,10 @@ struct MlaTiles {
   static constexpr int kAtOnce = kThreads / 8 / kLineGroups;  // keys that the block loads at a time
   static constexpr int kPasses = kKeys / kAtOnce, kLaneLines = (kLines + kLineGroups - 1) / kLineGroups;
   static_assert(kPasses * kAtOnce == kKeys);
+  static constexpr bool kCopiesAsync = kAsyncCopies && !kIsFloat8<Key>;
+  struct alignas(8 * sizeof(Key)) KeyVec {  // of a Vec16 in LDS
+    uint32_t word[2 * sizeof(Key)];
+  };
 
   // An offset in a tile such that the compiler knows the distance to other offsets. The distances must not share a bit
   // with the offset.
@@ -56,7 +63,7 @@ struct MlaTiles {
   Columns row_max = Columns::all(kLowestMax), row_sum = Columns::all(0);
   KeySlots keys;
   KeySlots::Slot next_slot[kPasses];  // of the tile that loads next
-  Vec16 staged[kShape.tiles_ahead][kAsyncCopies ? 1 : kPasses][kAsyncCopies ? 1 : kLaneLines];
+  KeyVec staged[kShape.tiles_ahead][kCopiesAsync ? 1 : kPasses][kCopiesAsync ? 1 : kLaneLines];
 
   XLSTM_DEVICE MlaTiles(const FewRowsParams& params, const AttentionLayout& layout, int64_t head, int64_t first,
                         char* memory)
@@ -70,7 +77,7 @@ struct MlaTiles {
         strip(wave_id() % kRowStrips),
         part(wave_id() / kRowStrips),
         row_info(at, head, first + strip * kStripColumns),
-        scale(float(in.softmax_scale * std::numbers::log2e)) {
+        scale(float(in.softmax_scale * std::numbers::log2e) * key_descale<Key>(in.k_descale, layout, head)) {
     if constexpr (kFamily == Family::rdna) scale = uniform(scale);  // one register less, so one wave more fits a SIMD
   }
 
@@ -126,6 +133,17 @@ struct MlaTiles {
     }
   }
 
+  // A byte of a tile's row, in the key's row in memory.
+  XLSTM_DEVICE static int key_byte(int byte) { return byte * int(sizeof(Key)) / int(sizeof(E)); }
+  XLSTM_DEVICE static Vec16 as_elements(const KeyVec& vec) {
+    if constexpr (!kIsFloat8<Key>) {
+      return __builtin_bit_cast(Vec16, vec);
+    } else {
+      Vec16 elements;
+      widen_words<E, Key>(vec.word, elements.word);
+      return elements;
+    }
+  }
   XLSTM_DEVICE static int line_key() { return int(threadIdx.x) / 8 % kAtOnce; }
   XLSTM_DEVICE static int line_byte() { return int(threadIdx.x) % 8 * 16; }
   // Calls f(i, byte) for this lane's i-th line of a row, byte: where the line begins.
@@ -151,28 +169,28 @@ struct MlaTiles {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       next_slot[pass].entry = int32_t(opaque(uint32_t(next_slot[pass].entry)));
-      rows[pass] = keys.address(next_slot[pass]) + line_byte();
+      rows[pass] = keys.address(next_slot[pass]) + key_byte(line_byte());
     }
     look_up(first + kKeys);
     sched_barrier();
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const char* row = rows[pass];
-      if constexpr (kAsyncCopies) {
+      if constexpr (kCopiesAsync) {
         const uint32_t to = lds_address(tile(n)) + Cursor(line_key(), line_byte()).at(pass * kAtOnce, 0);
         for_each_line([&](int, int byte) { cp_async(to + byte, row + byte, true); });
       } else {
-        for_each_line([&](int i, int byte) { staged[set][pass][i] = load_vec16(row, byte); });
+        for_each_line([&](int i, int byte) { staged[set][pass][i] = load_as<KeyVec>(row, key_byte(byte)); });
       }
     }
   }
   XLSTM_DEVICE void store([[maybe_unused]] int n, [[maybe_unused]] int set) {
-    if constexpr (!kAsyncCopies) {
+    if constexpr (!kCopiesAsync) {
       const Cursor to(line_key(), line_byte());
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass)
         for_each_line([&](int i, int byte) {
-          *reinterpret_cast<Vec16*>(tile(n) + to.at(pass * kAtOnce, byte)) = staged[set][pass][i];
+          *reinterpret_cast<Vec16*>(tile(n) + to.at(pass * kAtOnce, byte)) = as_elements(staged[set][pass][i]);
         });
     }
   }

@@ -347,6 +347,25 @@ def gpu_mla_rows() -> list[dict[str, Any]]:
     return rows
 
 
+def gpu_float8_rows() -> list[dict[str, Any]]:
+    """Caches in float8: the table's rows, every class of head dims, more rows than decode takes, rows of odd sizes."""
+    rows = [row for row in FLOAT8_ROWS if row["dtype"] in GPU_DTYPES[:2]]
+    defaults = dict.fromkeys(VALUES) | {"heads": (8, 2), "queries": 1, "new": 2, "rotary": "", "rotary_dim": 8}
+    defaults |= {"leftpad": False, "window": (-1, -1), "softcap": 0.0, "alibi": False, "sink": False}
+    defaults |= {"causal": True, "cache": "page 16", "num_splits": 0, "descale": "each"}
+    modified = {"softcap": 3.0, "alibi": True, "sink": True, "queries": 5, "cache": "rows", "num_splits": 2}
+    for dims in (*CLASSES[:2], *CLASSES[3:5], (36, 20)):
+        for stored in FLOAT8:
+            row = defaults | {"dims": dims, "dtype": torch.bfloat16, "stored": stored}
+            rows += [row, row | modified | {"dtype": torch.float16}]
+            rows += [row | {"queries": 40}, row | modified | {"queries": 40, "num_splits": 0, "dtype": torch.float16}]
+    return rows
+
+
+def gpu_float8_mla_rows() -> list[dict[str, Any]]:
+    return [row for row in FLOAT8_MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
+
+
 def refuse_and_keep_the_cache(device: str) -> None:
     """A call that only a GPU's plan refuses is refused before the cache is written."""
     for d, block_size, words in ((64, 256, "block_size: expected"), (264, None, "head dims of at most 256")):
