@@ -199,9 +199,31 @@ XLSTM_DEVICE uint32_t float8_bytes(uint32_t word) {
 #endif
 }
 
+#if defined(__gfx942__)
+// Four floats of OCP's format as FNUZ has their halves: the same bits, but for -0, which becomes 0, and NaN.
+XLSTM_DEVICE uint32_t halved_as_fnuz(uint32_t word) {
+  constexpr uint32_t kSigns = 0x80808080u;
+  const uint32_t magnitudes = word & ~kSigns;
+  const uint32_t nan = (magnitudes + 0x01010101u) & kSigns, signs_of_numbers = (magnitudes + 0x7f7f7f7fu) & kSigns;
+  return and_then_or(word, signs_of_numbers, magnitudes + (nan >> 7));
+}
+#endif
+// What 1 stands for in the results of widen_float8.
+template <class F>
+constexpr float widened_unit() {
+#if defined(__gfx942__)
+  return F::kFnuz ? 1 : 2;
+#else
+  return 1;
+#endif
+}
+
 // Four floats of 8 bits as four elements of 16 bits, in their order.
 template <class E, class F>
 XLSTM_DEVICE void widen_float8(uint32_t word, uint32_t (&to)[2]) {
+#if defined(__gfx942__)
+  if constexpr (!F::kFnuz) return widen_float8<E, Float8E4m3fnuz>(halved_as_fnuz(word), to);
+#endif
   constexpr bool kHalves = std::is_same_v<E, Float16>;
 #if defined(__CUDACC__)
   const uint32_t pairs = __byte_perm(word, 0, 0x3120);  // the bytes of a pair are two apart

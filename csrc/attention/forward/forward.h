@@ -45,11 +45,9 @@ struct Forward {
   // The next operand's reads are issued ahead of the products, if registers suffice.
   static constexpr bool kReadsFirst = !(kHasScoreMod && kDv > 128);
 
-  // Addresses of the rows that floats of 8 bits are gathered from leave too few registers for the largest kernel.
-  static constexpr bool kPrefetch = kShape.ahead && !(kIsFloat8<Key> && kHasScoreMod && kDv > 128);
   using Tokens = HeadTokens<E, Key>;
-  using StageK = KeyStage<E, Key, kKeys, kKeyPart, false, kThreads, kPrefetch>;
-  using StageV = KeyStage<E, Key, kKeys, kDv, true, kThreads, kPrefetch>;
+  using StageK = KeyStage<E, Key, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
+  using StageV = KeyStage<E, Key, kKeys, kDv, true, kThreads, kShape.ahead>;
   using TileQ = Tile<E, kShape.rows, kKeyPart>;
 
   const ForwardParams* p;

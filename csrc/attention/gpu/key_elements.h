@@ -38,10 +38,10 @@ using QueryOf = typename ElementsOf<Elements>::Query;
 template <class Elements>
 using KeyOf = typename ElementsOf<Elements>::Key;
 
-// What 1 in the keys or values of a key head stands for.
+// What 1 in the elements of keys or values of a key head stands for.
 template <class Key>
 XLSTM_DEVICE float key_descale(const xlstm_descale& x, const AttentionLayout& at, int64_t key_head) {
-  if constexpr (kIsFloat8<Key>) return descale_of(x, at.index, key_head);
+  if constexpr (kIsFloat8<Key>) return descale_of(x, at.index, key_head) * widened_unit<Key>();
   return 1;
 }
 
