@@ -35,14 +35,20 @@ WITHOUT_MATRICES = {
     "scan_segment_states",
     "scan_normaliser_states",
     "copy_n_and_m",
-    "segment_border_flows",
     "dsink_kernel",
     "sum_dkdv_kernel",
     "sum_slices",
 }
 
 # Templates that CDNA alone has: on other chips they are empty, or not there.
-OF_CDNA = {"chunk_scores_cdna", "chunk_walk_cdna", "gemm_packed_kernel", "heads_step", "pack_kernel"}
+OF_CDNA = {
+    "chunk_scores_cdna",
+    "chunk_walk_cdna",
+    "gemm_packed_kernel",
+    "heads_step",
+    "pack_kernel",
+    "segment_states_cdna",
+}
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"
@@ -93,13 +99,13 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         CDNA,
-        r"chunk_walk(_cdna)?<fp16, .*",
+        r"(chunk_walk|segment_states)(_cdna)?<fp16, .*",
         "the cost of bfloat16, the maximum of the state, by which operands are scaled to stay below 65504, "
         "and packing, which takes two conversions per pair.",
     ),
     (
         CDNA,
-        r"chunk_walk(_cdna)?<bf16, .*",
+        r"(chunk_walk|segment_states)(_cdna)?<bf16, .*",
         "costs of a chunk that hardly grow with the rows of a wave: weighting and rounding of operands, addresses in "
         "LDS, outputs that pass through LDS.",
     ),
@@ -116,13 +122,13 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         "gfx1100",
-        r"chunk_walk<(bf16|fp16), .*",
+        r"(chunk_walk|segment_states)<(bf16|fp16), .*",
         "the exchange between the halves of a wave that turns accumulators into an operand (one permlanex16 and two "
         "selects for each register), rounding and packing. WMMA shares its issue slots with all of these.",
     ),
     (
         "gfx1100",
-        r"(chunk_walk|chunk_scores)<fp32, .*",
+        r"(chunk_walk|segment_states|chunk_scores)<fp32, .*",
         "WMMA takes no floats, so each float is split into three bfloat16 by a mask, a difference and a test for "
         "infinity.",
     ),

@@ -95,6 +95,16 @@ def chunk_walk_cdna(kernel: Kernel, element: str, rows: str, chunk: str, output:
     return shape and replace(shape, double_buffered=True)
 
 
+def segment_states(kernel: Kernel, element: str, rows: str, chunk: str) -> Shape | None:
+    """The loops of both directions, one of which a wave runs."""
+    shape = walk_at(kernel, element, int(rows), int(chunk), STATES[0])
+    return shape and replace(shape, macs=2 * shape.macs, staged=None)
+
+
+def segment_states_cdna(kernel: Kernel, element: str, rows: str, chunk: str) -> Shape | None:
+    return segment_states(kernel, element, rows, chunk)
+
+
 def chunk_walk_wide(kernel: Kernel, element: str, chunk: str, output: str) -> Shape | None:
     """Its plan counts on one block, and nothing bounds its registers for a second."""
     return walk_at(kernel, element, WIDE_ROWS, int(chunk), output, blocks=1)
@@ -195,6 +205,8 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
     for make in (
         chunk_walk,
         chunk_walk_cdna,
+        segment_states,
+        segment_states_cdna,
         chunk_walk_wide,
         chunk_scores,
         chunk_scores_cdna,

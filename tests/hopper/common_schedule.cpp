@@ -14,6 +14,14 @@ template <class E, class Output>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream) {
   no_common_schedule();
 }
+template <class E>
+void launch_before_walks(const WalkPlan&, const Chip&, const BeforeWalks&, Stream) {
+  no_common_schedule();
+}
+template void launch_before_walks<float>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
+template void launch_before_walks<BFloat16>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
+template void launch_before_walks<Float16>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
+
 template void launch_walk<float, output::h>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
                                             Stream);
 template void launch_walk<float, output::dq>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,

@@ -115,8 +115,40 @@ struct Walk {
         sched_barrier();
         v = inside(x, y) ? opaque(in.p->state_in)[offset(x, y)] : 0.0f;
       });
+    else if (kFamily == Family::cdna && kTerms.reverse && !kTerms.gradient_terms && in.p->transposed.tiles)
+      load_transposed_state(in.segment.order() - 1);
     else
       load_registers(segment_state(in.segment.order() - 1));
+  }
+  // The state between segments of the walk for dk, which is this one's transposed: a lane's rows of a strip are
+  // neighbouring columns there, which neighbouring lanes have stored.
+  XLSTM_DEVICE void load_transposed_state(int order) {
+    constexpr int kRun = Strip<E>::kRegisters;
+    const StateTiles t = in.p->transposed;
+    const int tile_floats = t.threads * (1 << t.x_bits) / kStep<E> * (kColumnsPerWave / kStripColumns) * kRun;
+    const char* from = reinterpret_cast<const char*>(global(in.p->segment_states) +
+                                                     (int64_t(in.segment.state) * (in.p->segments - 1) + order) *
+                                                         (int64_t(t.tiles) * tile_floats));
+#pragma unroll
+    for (int xs = 0; xs < kXStrips; ++xs)
+#pragma unroll
+      for (int ys = 0; ys < kYStrips; ++ys) {
+        sched_barrier();
+        const int y = in.tile * kY + y0 + ys * kStripColumns + lane_id() % 16;
+        const int x = x0 + xs * kStep<E> + lane_id() / 16 * kRun;
+        const int row = y & ((1 << t.x_bits) - 1), column = x & ((1 << t.y_bits) - 1);
+        const int strip = row / kStep<E> * (kColumnsPerWave / kStripColumns) + column % kColumnsPerWave / kStripColumns;
+        const int wave = column / kColumnsPerWave * t.waves_x + (y >> t.x_bits);
+        const int of_lane = row % kStep<E> / kRun * 16 + column % kStripColumns;
+        const int at = (x >> t.y_bits) * tile_floats + (strip * kRun + row % kRun) * t.threads + wave * kWave + of_lane;
+        const bool exists = y < in.p->y.columns && x < in.p->x.columns;
+#pragma unroll
+        for (int h = 0; h < kRun / 4; ++h) {
+          const Vec16 values = load_vec16(from, exists ? uint32_t(at + 4 * h) * 4 : 0);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) state[xs][ys].value[4 * h + e] = exists ? as_float(values.word[e]) : 0.0f;
+        }
+      }
   }
   // Multiplies the state by the accumulated decay.
   XLSTM_DEVICE void apply_decay(float by) {
@@ -410,12 +442,13 @@ struct Walk {
   }
 };
 
-// The block's part of a walk. AnyWalk: its schedule.
+// A block's part of a walk. AnyWalk: its schedule.
 template <class AnyWalk>
-XLSTM_DEVICE void walk_segment(const WalkParams* p) {
+XLSTM_DEVICE void walk_segment(const WalkParams* p, uint32_t block_in_grid = blockIdx.x) {
   constexpr WalkTerms kTerms = AnyWalk::kTerms;
   extern __shared__ __align__(128) char lds[];
-  const uint32_t block = block_by_die(uint32_t(p->where.sequences * p->where.heads) * uint32_t(p->segments * p->tiles));
+  const uint32_t block =
+      block_by_die(uint32_t(p->where.sequences * p->where.heads) * uint32_t(p->segments * p->tiles), block_in_grid);
   const int tile = block % p->tiles, order = block / p->tiles % p->segments;
   if (kTerms.states_only && order + 1 == p->segments) return;
   const Segment segment =

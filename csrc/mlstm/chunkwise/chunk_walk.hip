@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of a walk, from its plan: launch_walk().
+// Launches of a walk and of what is before it, from its plan: launch_walk(), launch_before_walks().
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
 #include "mlstm/chunkwise/chunk_walk_cdna.h"
 #include "mlstm/chunkwise/chunk_walk_wide.h"
 #include "mlstm/chunkwise/launch.h"
+#include "mlstm/chunkwise/segment_states.h"
 
 namespace xlstm::gpu::mlstm {
 
@@ -40,47 +41,95 @@ auto walk_kernel([[maybe_unused]] const Chip& chip, [[maybe_unused]] const WalkP
   return chunk_walk<E, kRows, kChunk, Output>;
 }
 
+// The same choice of the kernel for the states between segments.
+template <class E, int kRows, int kChunk>
+auto states_kernel([[maybe_unused]] const Chip& chip, [[maybe_unused]] const BeforeWalks& before) {
+  if constexpr (!kAsyncCopies) {
+    const auto fits = [&](const WalkParams* p) { return !p || rows_are_vectors(*p, output::c::kTerms); };
+    if (chip.family == Family::cdna && fits(before.forward) && fits(before.reverse))
+      return segment_states_cdna<E, kRows, kChunk>;
+  }
+  return segment_states<E, kRows, kChunk>;
+}
+
+template <class E, int kRows, int kChunk>
+void launch_before_shape(const WalkPlan& plan, const Chip& chip, const BeforeWalks& before, Stream stream) {
+  const WalkShape shape = walk_shape(chip.family, sizeof(E), kRows, kChunk);
+  const int64_t parts_of_tile = int64_t(kRows) * shape.y_tile / shape.threads / kScannedEach;
+  SegmentStatesParams states{};
+  SegmentScanParams scans{};
+  int64_t state_blocks = 0, scan_blocks = 0;
+  const WalkParams* const walks[] = {before.forward, before.reverse};
+  const VectorParams* const vectors[] = {before.n, before.dn};
+  for (int i = 0; i < 2; ++i) {
+    if (const WalkParams* p = walks[i]) {
+      const int64_t tiles = p->where.sequences * p->where.heads * plan.tiles;
+      states.walks[i] = *p;
+      scans.scans[i] = {p->where,    p->segment_states, p->decay, p->state_in,  p->state_x,   p->state_y,
+                        p->segments, p->segment_chunks, p->tiles, p->x.columns, p->y.columns, i == 1};
+      state_blocks += states.walk_blocks[i] = uint32_t(tiles * plan.segments);
+      scan_blocks += scans.scan_blocks[i] = uint32_t(tiles * parts_of_tile);
+    }
+    if (const VectorParams* p = vectors[i]) {
+      states.vectors[i] = *p;
+      state_blocks += states.vector_blocks[i] = uint32_t(vector_blocks(*p));
+    }
+  }
+  if (const NormaliserParams* p = before.normaliser) {
+    scans.normaliser = *p;
+    scan_blocks += p->where.rows * p->where.slots;
+  }
+  launch("states of segments", states_kernel<E, kRows, kChunk>(chip, before),
+         {state_blocks, shape.threads, shape.lds_bytes}, stream, states);
+  launch("scan of segments", scan_segment_states<E, kRows, kChunk>, {scan_blocks, shape.threads, 0}, stream, scans);
+}
+
 template <class E, int kRows, int kChunk, class Output>
 void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
                   Stream stream) {
   const WalkShape shape = walk_shape(chip.family, sizeof(E), kRows, kChunk);
   const int64_t states = p.where.sequences * p.where.heads;
   const Grid grid{states * plan.segments * plan.tiles, shape.threads, shape.lds_bytes};
-  if (plan.segments > 1) {
-    using States = StatesOf<Output>;
-    launch(States::kTerms.name, walk_kernel<E, kRows, kChunk, States>(chip, p), grid, stream, p);
-    const ScanParams scan{p.where,    p.segment_states, p.decay, p.state_in,  p.state_x,   p.state_y,
-                          p.segments, p.segment_chunks, p.tiles, p.x.columns, p.y.columns, Output::kTerms.reverse};
-    const int64_t blocks_of_tile = int64_t(kRows) * shape.y_tile / shape.threads / kScannedEach;
-    launch("scan of segments", scan_segment_states<E, kRows, kChunk>,
-           {states * plan.tiles * blocks_of_tile, shape.threads, 0}, stream, scan);
-  }
   launch(Output::kTerms.name, walk_kernel<E, kRows, kChunk, Output>(chip, p), grid, stream, p);
   launch_dots<E, kRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 
-template <class E, int kChunk, class Output, class... Arguments>
-void launch_rows(const WalkPlan& plan, const Arguments&... arguments) {
-  if (plan.slices > 1) return launch_wide<E, kChunk, Output>(plan, arguments...);
-  switch (plan.rows) {
-    case 64:
-      return launch_shape<E, 64, kChunk, Output>(plan, arguments...);
-    case 128:
-      return launch_shape<E, 128, kChunk, Output>(plan, arguments...);
-    case 256:
-      return launch_shape<E, 256, kChunk, Output>(plan, arguments...);
-    default:
-      return launch_shape<E, 512, kChunk, Output>(plan, arguments...);
-  }
+// Calls f(rows, chunk) with the plan's, as constants.
+template <class E, class F>
+void with_shape(const WalkPlan& plan, F&& f) {
+  const auto with_rows = [&](auto chunk) {
+    switch (plan.rows) {
+      case 64:
+        return f(std::integral_constant<int, 64>{}, chunk);
+      case 128:
+        return f(std::integral_constant<int, 128>{}, chunk);
+      case 256:
+        return f(std::integral_constant<int, 256>{}, chunk);
+      default:
+        return f(std::integral_constant<int, 512>{}, chunk);
+    }
+  };
+  if constexpr (sizeof(E) == 2)
+    if (plan.chunk == 32) return with_rows(std::integral_constant<int, 32>{});
+  with_rows(std::integral_constant<int, 16>{});
 }
 
 template <class E, class Output>
 void launch_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
                  Stream stream) {
-  if constexpr (sizeof(E) == 2)
-    if (plan.chunk == 32) return launch_rows<E, 32, Output>(plan, chip, p, dc_last, dots, stream);
-  launch_rows<E, 16, Output>(plan, chip, p, dc_last, dots, stream);
+  with_shape<E>(plan, [&](auto rows, auto chunk) {
+    if (plan.slices > 1) return launch_wide<E, chunk.value, Output>(plan, chip, p, dc_last, dots, stream);
+    launch_shape<E, rows.value, chunk.value, Output>(plan, chip, p, dc_last, dots, stream);
+  });
 }
+
+template <class E>
+void launch_before_walks(const WalkPlan& plan, const Chip& chip, const BeforeWalks& before, Stream stream) {
+  with_shape<E>(plan, [&](auto rows, auto chunk) {
+    launch_before_shape<E, rows.value, chunk.value>(plan, chip, before, stream);
+  });
+}
+template void launch_before_walks<XLSTM_ELEMENT>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
 
 #define XLSTM_WALK(Output)                                                                                  \
   template void launch_walk<XLSTM_ELEMENT, output::Output>(const WalkPlan&, const Chip&, const WalkParams&, \

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chunkwise mLSTM on a GPU: the order of the kernels, and their workspace.
-//   forward    gates - scores - n before each chunk - normalisers - walk; or, where the walk makes scores, n and
-//              normalisers itself, gates - gate terms - walk
-//   backward   gates - scores - n, dn before each chunk - walks dq, dk, dv - flows, gates
-// A walk that is split into segments is three launches (chunk_walk.hip).
+//   forward    gates - scores - states of segments, n before each chunk - their scan, normalisers - walk; or, where the
+//              walk makes scores, n and normalisers itself, gates - gate terms - walk
+//   backward   gates - scores - states of segments, n, dn before each chunk - their scan - walks dq, dk, dv - flows,
+//              gates
+// A walk without segments has the vectors and the normalisers in launches of their own. The Hopper schedule makes the
+// states between segments with each walk.
 #include <algorithm>
+#include <bit>
 
 #include "base/arena.h"
 #include "mlstm/chunkwise/chunkwise_call.h"
@@ -68,10 +71,15 @@ void launch_scores(const ScoreParams& p, const Chip& chip, Stream stream) {
     launch("scores", chunk_scores<E, 16, kBackward>, grid, stream, p);
 }
 
-void launch_vectors(const VectorParams& p, Stream stream) {
-  const int64_t column_blocks = ceil_div(p.columns, kVectorColumns);
-  launch("vectors", scan_normaliser_states<0>, {states(p.where) * column_blocks, kVectorThreads, 0}, stream, p);
+// n, and dn where there is one, before each chunk.
+void launch_vectors(const VectorParams& n, const VectorParams* dn, Stream stream) {
+  const VectorsParams p{{n, dn ? *dn : VectorParams{}}, uint32_t(vector_blocks(n))};
+  launch("vectors", scan_normaliser_states<0>, {vector_blocks(n) + (dn ? vector_blocks(*dn) : 0), kVectorThreads, 0},
+         stream, p);
 }
+
+// Whether the states between segments have launches of their own. (The Hopper schedule makes them with each walk.)
+bool has_states_before(const WalkPlan& plan) { return plan.schedule == Schedule::common && plan.segments > 1; }
 
 // Launches a walk by the plan's schedule. With state_before_last also <dc_last, state_before_last>.
 template <class E, class Output>
@@ -178,14 +186,7 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   } else {
     scores.row_sums = memory.row_sums;
     launch_scores<E, false>(scores, chip, stream);
-    launch_vectors(
-        {memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), floats(call.n_last), int(in.dqk), false},
-        stream);
-    const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.chunk_n, memory.m,
-                                      floats(call.l), memory.factors, in.eps,          normalised(in)};
-    launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
   }
-
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
                              tokens(call.h, in.dhv, in), memory.segment_states);
   p.scores = memory.scores;
@@ -193,6 +194,18 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
+  if (!plan.walk.makes_scores) {
+    const VectorParams n{memory.where,        memory.chunk_n, memory.decay, floats(in.n_initial),
+                         floats(call.n_last), int(in.dqk),    false};
+    const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.chunk_n, memory.m,
+                                      floats(call.l), memory.factors, in.eps,          normalised(in)};
+    if (has_states_before(plan.walk)) {
+      launch_before_walks<E>(plan.walk, chip, {&p, nullptr, &n, nullptr, &normaliser}, stream);
+    } else {
+      launch_vectors(n, nullptr, stream);
+      launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
+    }
+  }
   run_walk<E, output::h>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.makes_scores ? &scoring : nullptr);
 }
 
@@ -202,7 +215,7 @@ struct BackwardMemory : CommonMemory {
   void* d_scores;
   TokenFlows flows;
   FlowSums sums;
-  float *chunk_dn, *q_dots, *k_dots, *state_dots, *segment_states, *segment_states_dq, *state_before_last;
+  float *chunk_dn, *q_dots, *k_dots, *state_dots, *states_dq, *states_dk, *states_dv, *state_before_last;
   double* border_flows;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool has_dc_last)
@@ -223,14 +236,11 @@ struct BackwardMemory : CommonMemory {
     q_dots = arena.take<float>(plan.dq.tiles * all_tokens);
     k_dots = arena.take<float>(plan.dk.tiles * all_tokens);
     state_dots = arena.take<float>(plan.dq.tiles * plan.dq.slices * states(where));
-    // The walks run one after the other and share memory. The states between the segments of the walk for dq are kept
-    // apart, for the flows across their borders, which operands of two bytes need.
-    int64_t floats = 0;
-    for (const WalkPlan* walk : {&plan.dq, &plan.dk, &plan.dv})
-      floats = std::max(floats, segment_state_floats(*walk, states(where)));
-    segment_states = arena.take<float>(floats);
+    // The states between segments stay for the flows across their borders, which operands of two bytes need.
+    states_dq = arena.take<float>(segment_state_floats(plan.dq, states(where)));
+    states_dk = arena.take<float>(segment_state_floats(plan.dk, states(where)));
+    states_dv = plan.dv.reads_transposed ? states_dk : arena.take<float>(segment_state_floats(plan.dv, states(where)));
     const int64_t borders = element_bytes(in.q) == 2 ? states(where) * (plan.dq.segments - 1) : 0;
-    segment_states_dq = borders ? arena.take<float>(segment_state_floats(plan.dq, states(where))) : segment_states;
     border_flows = borders ? arena.take<double>(borders * plan.dq.tiles * kBorderParts) : nullptr;
     const int64_t last = states(where) * plan.dq.tiles * plan.dq.slices * plan.dq.rows * plan.dq.y_tile;
     state_before_last = arena.take<float>(has_dc_last ? last : 0);
@@ -253,7 +263,7 @@ ScoreParams backward_score_params(const xlstm_mlstm_backward& call, const Backwa
 WalkParams dq_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan, const BackwardMemory& memory,
                           const ScoreParams& s) {
   const Tokens dq = tokens(call.dq, call.in.dqk, call.in);
-  WalkParams p = walk_params(memory, plan, s.dh, s.v, s.k, dq, memory.segment_states_dq);
+  WalkParams p = walk_params(memory, plan, s.dh, s.v, s.k, dq, memory.states_dq);
   p.scores = memory.d_scores;
   p.vector = memory.chunk_n;
   p.dot_with = s.q;
@@ -268,7 +278,7 @@ WalkParams dq_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan
 WalkParams dk_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan, const BackwardMemory& memory,
                           const ScoreParams& s) {
   const Tokens dk = tokens(call.dk, call.in.dqk, call.in);
-  WalkParams p = walk_params(memory, plan, s.v, s.dh, s.q, dk, memory.segment_states);
+  WalkParams p = walk_params(memory, plan, s.v, s.dh, s.q, dk, memory.states_dk);
   p.scores = memory.d_scores;
   p.vector = memory.chunk_dn;
   p.dot_with = s.k;
@@ -279,35 +289,39 @@ WalkParams dk_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan
   return p;
 }
 
-WalkParams dv_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan, const BackwardMemory& memory,
+// How the walk for dk, whose states between segments the walk for dv reads, lays them out.
+StateTiles state_tiles(const WalkPlan& dk, const Chip& chip, int bytes) {
+  const WalkShape shape = walk_shape(chip.family, bytes, dk.rows, dk.chunk);
+  const auto bits = [](int power_of_two) { return int(std::bit_width(unsigned(power_of_two))) - 1; };
+  return {bits(shape.x_per_wave), bits(shape.y_tile), shape.waves_x, shape.threads, dk.tiles};
+}
+
+WalkParams dv_walk_params(const xlstm_mlstm_backward& call, const BackwardPlan& plans, const BackwardMemory& memory,
                           const ScoreParams& s) {
+  const WalkPlan& plan = plans.dv;
   const Tokens dv = tokens(call.dv, call.in.dhv, call.in);
-  WalkParams p = walk_params(memory, plan, s.k, s.q, s.dh, dv, memory.segment_states);
+  WalkParams p = walk_params(memory, plan, s.k, s.q, s.dh, dv, memory.states_dv);
   p.scores = memory.scores;
   p.state_in = floats(call.dc_last);
   p.state_out = floats(call.dc_initial);
   p.state_x = call.in.dhv;
   p.state_y = 1;
+  if (plan.reads_transposed) p.transposed = state_tiles(plans.dk, plans.chip, element_bytes(call.in.q));
   return p;
 }
 
-// The flows across the borders between segments: after the walks for dq and dk, whose states they read, and before the
-// walk for dv, which overwrites those of dk.
-void launch_border_flows(const WalkPlan& plan, const BackwardMemory& memory, int dqk, Stream stream) {
-  const BorderParams p{memory.where,
-                       memory.segment_states_dq,
-                       memory.segment_states,
-                       memory.chunk_n,
-                       memory.chunk_dn,
-                       memory.border_flows,
-                       plan.segments,
-                       plan.segment_chunks,
-                       plan.tiles,
-                       plan.rows * plan.y_tile,
-                       dqk};
-  const int64_t borders = states(memory.where) * (plan.segments - 1);
-  launch("flows across borders", segment_border_flows<0>, {borders * plan.tiles * kBorderParts, kFlowScanThreads, 0},
-         stream, p);
+BorderParams border_params(const WalkPlan& plan, const BackwardMemory& memory, int dqk) {
+  return {memory.where,
+          memory.states_dq,
+          memory.states_dk,
+          memory.chunk_n,
+          memory.chunk_dn,
+          memory.border_flows,
+          plan.segments,
+          plan.segment_chunks,
+          plan.tiles,
+          plan.rows * plan.y_tile,
+          dqk};
 }
 
 FlowParams flow_params(const xlstm_mlstm_backward& call, const BackwardPlan& plan, const BackwardMemory& memory,
@@ -349,11 +363,13 @@ FlowParams flow_params(const xlstm_mlstm_backward& call, const BackwardPlan& pla
   return p;
 }
 
-void launch_gate_gradients(const FlowParams& p, Stream stream) {
+void launch_gate_gradients(const FlowParams& p, const BorderParams& borders, Stream stream) {
   const int64_t flow_blocks = ceil_div(chunks(p.where), kFlowsPerBlock);
   const bool two_tokens_per_lane = p.where.chunk > kTokenLanes;
+  const int64_t border_blocks =
+      p.border_flows ? states(p.where) * (borders.segments - 1) * borders.tiles * kBorderParts : 0;
   launch("flows of chunks", two_tokens_per_lane ? chunk_gate_flows<2> : chunk_gate_flows<1>,
-         {flow_blocks, kFlowThreads, 0}, stream, p);
+         {flow_blocks + border_blocks, kFlowThreads, 0}, stream, ChunkFlowParams{p, borders, uint32_t(flow_blocks)});
   launch("flows between chunks", scan_gate_flows<0>, {states(p.where), kFlowScanThreads, 0}, stream, p);
   launch("gate gradients", two_tokens_per_lane ? gate_gradients<2> : gate_gradients<1>, {flow_blocks, kFlowThreads, 0},
          stream, p);
@@ -369,14 +385,21 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
   launch_gates(memory, in, nullptr, stream);
   const ScoreParams scores = backward_score_params(call, memory);
   launch_scores<E, true>(scores, chip, stream);
-  launch_vectors({memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), nullptr, dqk, false}, stream);
-  launch_vectors({memory.where, memory.chunk_dn, memory.decay, dn_last, floats(call.dn_initial), dqk, true}, stream);
-  run_walk<E, output::dq>(plan.dq, chip, dq_walk_params(call, plan.dq, memory, scores), floats(call.dc_last),
-                          memory.state_dots, stream);
-  run_walk<E, output::dk>(plan.dk, chip, dk_walk_params(call, plan.dk, memory, scores), nullptr, nullptr, stream);
-  if (memory.border_flows) launch_border_flows(plan.dq, memory, dqk, stream);
-  run_walk<E, output::dv>(plan.dv, chip, dv_walk_params(call, plan.dv, memory, scores), nullptr, nullptr, stream);
-  launch_gate_gradients(flow_params(call, plan, memory, scores), stream);
+  const VectorParams n{memory.where, memory.chunk_n, memory.decay, floats(in.n_initial), nullptr, dqk, false};
+  const VectorParams dn{memory.where, memory.chunk_dn, memory.decay, dn_last, floats(call.dn_initial), dqk, true};
+  const WalkParams dq = dq_walk_params(call, plan.dq, memory, scores),
+                   dk = dk_walk_params(call, plan.dk, memory, scores);
+  const WalkParams dv = dv_walk_params(call, plan, memory, scores);
+  if (has_states_before(plan.dq))
+    launch_before_walks<E>(plan.dq, chip, {&dq, &dk, &n, &dn, nullptr}, stream);
+  else
+    launch_vectors(n, &dn, stream);
+  if (has_states_before(plan.dv) && !plan.dv.reads_transposed)
+    launch_before_walks<E>(plan.dv, chip, {nullptr, &dv, nullptr, nullptr, nullptr}, stream);
+  run_walk<E, output::dq>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
+  run_walk<E, output::dk>(plan.dk, chip, dk, nullptr, nullptr, stream);
+  run_walk<E, output::dv>(plan.dv, chip, dv, nullptr, nullptr, stream);
+  launch_gate_gradients(flow_params(call, plan, memory, scores), border_params(plan.dq, memory, dqk), stream);
 }
 
 }  // namespace

@@ -118,8 +118,15 @@ ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
 
 BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
   const int chunk = chunk_for(s, chip, {s.dqk, s.dhv});
-  return {chip, plan_walk(s, chip, s.dhv, s.dqk, chunk), plan_walk(s, chip, s.dhv, s.dqk, chunk),
-          plan_walk(s, chip, s.dqk, s.dhv, chunk)};
+  const WalkPlan dk = plan_walk(s, chip, s.dhv, s.dqk, chunk);
+  BackwardPlan p{chip, dk, dk, plan_walk(s, chip, s.dqk, s.dhv, chunk)};
+  if (chip.family == Family::cdna && dk.segments > 1 && p.dv.slices == 1) {
+    MlstmShape as_dk = s;
+    as_dk.segments = dk.segments;
+    p.dv = plan_walk(as_dk, chip, s.dqk, s.dhv, chunk);
+    p.dv.reads_transposed = true;
+  }
+  return p;
 }
 
 }  // namespace xlstm::gpu::mlstm

@@ -32,7 +32,8 @@ struct WalkPlan {
   int y_tile, tiles;  // columns of y in a block; blocks along y
   bool makes_scores;  // a forward walk that makes its scores, n and normalisers itself
   int segments, segment_chunks;
-  int blocks;  // of the walk itself, without the launch for the states between segments
+  bool reads_transposed;  // dv's walk: its segments begin with the states of the walk for dk
+  int blocks;             // of the walk itself, without the launch for the states between segments
 };
 
 // Floats for the states between segments, or for the states of a walk in slices.

@@ -21,8 +21,9 @@
 // The gradient of a stabiliser m flows back to the argument that the max picked: to the input gate, where it stops, or
 // through the forget gate to the token before.
 //
-// Three kernels: the sums of each chunk, by one wave; crossing and the gradient of m, scanned over the chunks
-// (gate_gradients_scan.h); the gates' gradients, by one wave a chunk. Floor: some 100 bytes a token.
+// Three kernels: the sums of each chunk, by one wave, and the flows across borders between segments; crossing and the
+// gradient of m, scanned over the chunks (gate_gradients_scan.h); the gates' gradients, by one wave a chunk. Floor:
+// some 100 bytes a token.
 #pragma once
 
 #include "mlstm/chunkwise/chunk_walk_shape.h"
@@ -31,7 +32,7 @@
 
 namespace xlstm::gpu::mlstm {
 
-constexpr int kFlowThreads = 128, kFlowsPerBlock = kFlowThreads / kTokenLanes;
+constexpr int kFlowThreads = kFlowScanThreads, kFlowsPerBlock = kFlowThreads / kTokenLanes;
 
 XLSTM_DEVICE double from_lane_above(double x, int lane, int by) {
   const double other = shuffle_from(x, lane + by, kTokenLanes);
@@ -123,9 +124,17 @@ XLSTM_DEVICE bool stops_at(const FlowParams& p, const ChunkTokens<kEach>& t, int
   return t.inside(j) && !(p.m[t.at + j] > load_gate(p.i, t.head, t.first + j));
 }
 
+// The chunks' flows, and beside them those across the borders between segments.
+struct ChunkFlowParams {
+  FlowParams flows;
+  BorderParams borders;
+  uint32_t chunk_blocks;  // the others have borders
+};
 template <int kEach>
-__global__ __launch_bounds__(kFlowThreads) void chunk_gate_flows(const FlowParams p) {
+__global__ __launch_bounds__(kFlowThreads) void chunk_gate_flows(const ChunkFlowParams params) {
   if constexpr (has_scores(kFamily, 2, kEach * kTokenLanes)) {
+    if (blockIdx.x >= params.chunk_blocks) return sum_border_flow(params.borders, blockIdx.x - params.chunk_blocks);
+    const FlowParams& p = params.flows;
     const ChunkTokens<kEach> t(p.where, kFlowsPerBlock);
     double reaching[kEach], entering[kEach], reaching_noise[kEach], entering_noise[kEach];
     DmSum dm[kEach];

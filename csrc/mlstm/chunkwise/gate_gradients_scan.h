@@ -26,15 +26,14 @@ XLSTM_DEVICE void block_sums(double (&x)[n], double* const (&buffer)[n]) {  // s
 // The flow across the border before a segment: <dC, C> + <dn, n> at that border. C are the states between segments of
 // the walk for dq, stored in the order of the sequence; dC those of the walk for dk, stored from its end on.
 // kBorderParts blocks for each tile of each border; the first block adds n's part.
-template <int>
-__global__ __launch_bounds__(kFlowScanThreads) void segment_border_flows(const BorderParams p) {
+XLSTM_DEVICE void sum_border_flow(const BorderParams& p, uint32_t block) {
   constexpr int kVecsInFlight = 4;  // vectors of C, and of dC, whose loads are in flight
   __shared__ double buffer[kFlowScanThreads];
-  const int borders = p.segments - 1, parts = p.tiles * kBorderParts, part = int(blockIdx.x % unsigned(parts));
+  const int borders = p.segments - 1, parts = p.tiles * kBorderParts, part = int(block % unsigned(parts));
   const int tile = part / kBorderParts, vecs = p.tile_floats / 4;
   const int begin = vecs * (part % kBorderParts) / kBorderParts;
   const int end = vecs * (part % kBorderParts + 1) / kBorderParts;
-  const unsigned which = blockIdx.x / unsigned(parts);
+  const unsigned which = block / unsigned(parts);
   const int border = int(which % unsigned(borders));
   const Head h = head_of(p.where, which / unsigned(borders));
   const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
@@ -80,6 +79,10 @@ struct ChunkFlows {
     return {x.known ? x.crossing : crossing + x.crossing, x.known ? x.noise : noise + x.noise,
             x.stops ? x.dm_after : dm_after + x.dm_after, known | x.known, stops | x.stops};
   }
+  XLSTM_DEVICE ChunkFlows of_lane(int lane) const {
+    return {shuffle_from(crossing, lane, kWave), shuffle_from(noise, lane, kWave), shuffle_from(dm_after, lane, kWave),
+            shuffle_from(known, lane, kWave), shuffle_from(stops, lane, kWave)};
+  }
 };
 // The correction of the last known value.
 struct Correction {
@@ -88,22 +91,29 @@ struct Correction {
 
   // Element by element: a choice between structs is one between addresses, which puts them into scratch.
   XLSTM_DEVICE Correction then(const Correction& x) const { return {x.known ? x.value : value, known | x.known}; }
+  XLSTM_DEVICE Correction of_lane(int lane) const {
+    return {shuffle_from(value, lane, kWave), shuffle_from(known, lane, kWave)};
+  }
 };
+constexpr int kFlowScanWaves = kFlowScanThreads / kWave;
 // An exclusive scan over the threads' items, starting from `all`; a thread without an item passes T{}. Afterwards `all`
-// includes all items.
+// includes all items. buffer: kFlowScanWaves items.
 template <class T>
 XLSTM_DEVICE T exclusive_scan(T item, T* buffer, T& all) {
-  const int thread = threadIdx.x;
-  for (int by = 1; by < kFlowScanThreads; by *= 2) {
-    buffer[thread] = item;
-    __syncthreads();
-    if (thread >= by) item = buffer[thread - by].then(item);
-    __syncthreads();
+  const int lane = lane_id(), wave = wave_id();
+  for (int by = 1; by < kWave; by *= 2) {
+    const T below = item.of_lane(lane - by >= 0 ? lane - by : lane);
+    if (lane >= by) item = below.then(item);
   }
-  buffer[thread] = item;
+  const T below = item.of_lane(lane > 0 ? lane - 1 : lane);
+  if (lane == kWave - 1) buffer[wave] = item;
   __syncthreads();
-  const T before = thread ? all.then(buffer[thread - 1]) : all;
-  all = all.then(buffer[kFlowScanThreads - 1]);
+  T before = all;
+  for (int w = 0; w < kFlowScanWaves; ++w) {
+    if (w == wave) before = all;
+    all = all.then(buffer[w]);
+  }
+  if (lane > 0) before = before.then(below);
   __syncthreads();
   return before;
 }
@@ -117,8 +127,8 @@ struct FlowScan {
   };
   struct Shared {
     double sums[4][kFlowScanThreads];
-    ChunkFlows flows[kFlowScanThreads];
-    Correction corrections[kFlowScanThreads];
+    ChunkFlows flows[kFlowScanWaves];
+    Correction corrections[kFlowScanWaves];
   };
 
   int state, chunks;

@@ -10,12 +10,22 @@
 
 namespace xlstm::gpu::mlstm {
 
-// Launches a walk, and before it the states of its segments. With state_before_last also <dc_last, state_before_last>.
+// What is computed before walks in segments: the states between them for a walk forward and for one in reverse, which
+// have the plan's shape, or for one of the two; n and dn before each chunk; and the normalisers, or null.
+struct BeforeWalks {
+  const WalkParams *forward, *reverse;  // or null
+  const VectorParams *n, *dn;           // or null
+  const NormaliserParams* normaliser;   // or null
+};
+template <class E>
+void launch_before_walks(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
+
+// Launches a walk, whose states between segments are there. With state_before_last also <dc_last, state_before_last>.
 template <class E, class Output>
 void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
 
-// The same for bfloat16 where the plan says Schedule::hopper, in a library for CUDA. scoring: for a walk that makes its
-// scores, where the plan says so; else null.
+// The same, and the states before it, for bfloat16 where the plan says Schedule::hopper, in a library for CUDA.
+// scoring: for a walk that makes its scores, where the plan says so; else null.
 template <class Output>
 void launch_walk_hopper(const WalkPlan&, const WalkParams&, const ScoringParams* scoring, const float* dc_last,
                         float* dots, Stream);

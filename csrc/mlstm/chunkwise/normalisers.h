@@ -8,20 +8,23 @@
 
 namespace xlstm::gpu::mlstm {
 
-constexpr int kVectorColumns = 32, kVectorSpans = 8, kVectorThreads = kVectorColumns * kVectorSpans;
+constexpr int kVectorColumns = 32, kVectorThreads = 256;
+constexpr int vector_lds_bytes(int threads) { return 2 * threads * 4; }
 
 // In-place scan over chunks: what each chunk adds is replaced by the vector before the chunk, in the walk's direction.
-// Latency binds: eight groups of threads have a span of chunks each, reduce their span, and process it a second time.
-template <int>
-__global__ __launch_bounds__(kVectorThreads) void scan_normaliser_states(const VectorParams p) {
-  __shared__ float sums[kVectorThreads], decays[kVectorThreads];
-  const int column_blocks = (p.columns + kVectorColumns - 1) / kVectorColumns;
-  const Head h = head_of(p.where, blockIdx.x / column_blocks);
+// Latency binds: groups of threads have a span of chunks each, reduce their span, and process it a second time. A block
+// has kVectorColumns columns of one head.
+template <int kThreads>
+XLSTM_DEVICE void scan_vector_over_chunks(const VectorParams& p, uint32_t block, char* lds) {
+  constexpr int kSpans = kThreads / kVectorColumns;
+  float *sums = reinterpret_cast<float*>(lds), *decays = sums + kThreads;
+  const uint32_t column_blocks = uint32_t(p.columns + kVectorColumns - 1) / kVectorColumns;
+  const Head h = head_of(p.where, block / column_blocks);
   const int lane = threadIdx.x % kVectorColumns, span = threadIdx.x / kVectorColumns;
-  const int column = blockIdx.x % column_blocks * kVectorColumns + lane;
+  const int column = int(block % column_blocks) * kVectorColumns + lane;
   const bool inside = column < p.columns;
   const int64_t chunks = (h.end - h.begin + p.where.chunk - 1) / p.where.chunk;
-  const int64_t each = (chunks + kVectorSpans - 1) / kVectorSpans, begin = span * each;
+  const int64_t each = (chunks + kSpans - 1) / kSpans, begin = span * each;
   const int64_t end = begin + each < chunks ? begin + each : chunks;
   const int64_t first = h.row * p.where.slots + h.slot;
 
@@ -58,20 +61,34 @@ __global__ __launch_bounds__(kVectorThreads) void scan_normaliser_states(const V
     if (inside) p.vectors[slot * p.columns + column] = now;
     now = decay * now + added;
   });
-  if (p.last && inside && span == kVectorSpans - 1) p.last[state] = now;
+  if (p.last && inside && span == kSpans - 1) p.last[state] = now;
+}
+
+inline int64_t vector_blocks(const VectorParams& p) {
+  return p.where.sequences * p.where.heads * ((p.columns + kVectorColumns - 1) / kVectorColumns);
+}
+struct VectorsParams {
+  VectorParams vectors[2];
+  uint32_t blocks_of_first;
+};
+template <int>
+__global__ __launch_bounds__(kVectorThreads) void scan_normaliser_states(const VectorsParams p) {
+  __shared__ __align__(16) char lds[vector_lds_bytes(kVectorThreads)];
+  const bool second = blockIdx.x >= p.blocks_of_first;
+  scan_vector_over_chunks<kVectorThreads>(p.vectors[second], blockIdx.x - (second ? p.blocks_of_first : 0), lds);
 }
 
 constexpr int kNormaliserThreads = 256;
 
 // l = s q n + row sums of the scores, and 1 / N. A block has one chunk; sixteen lanes have every sixteenth token of it,
 // so that a vector of n is read once for all of them.
-template <class E>
-__global__ __launch_bounds__(kNormaliserThreads) void normalisers(const NormaliserParams p) {
-  constexpr int n = kVec16Elements<E>, kLanes = 16, kGroups = kNormaliserThreads / kLanes;
+template <class E, int kThreads>
+XLSTM_DEVICE void make_normalisers(const NormaliserParams& p, uint32_t block) {
+  constexpr int n = kVec16Elements<E>, kLanes = 16, kGroups = kThreads / kLanes;
   constexpr int kTokens = kMaxChunk / kGroups;  // tokens of a lane group, at most
   Head h;
   int64_t chunk;
-  if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, h, chunk)) return;
+  if (!head_at(p.where, block, h, chunk)) return;
   const Chunk c(p.where, h, chunk);
   const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes, columns = p.q.columns;
   const TokenRows<E> q = rows<E>(p.q, h);
@@ -111,6 +128,11 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
   if (p.l) p.l[h.row * p.where.length + c.t0 + t] = l;
 }
 
+template <class E>
+__global__ __launch_bounds__(kNormaliserThreads) void normalisers(const NormaliserParams p) {
+  make_normalisers<E, kNormaliserThreads>(p, blockIdx.x);
+}
+
 // The layout of a walk's state: which element is the rth accumulator of this thread, in a block of the walk's shape.
 template <class E, int kRows, int kChunk>
 struct WalkStateLayout {
@@ -127,7 +149,7 @@ struct WalkStateLayout {
   }
 };
 
-constexpr int kAhead = 4;        // segments that are loaded at a time
+constexpr int kAhead = 8;        // segments that are loaded at a time
 constexpr int kScannedEach = 4;  // accumulators of a thread, all of whose loads are in flight together
 
 // Computes each segment's decay, the product of its chunks' decays, by one wave each. Returns the number of segments
@@ -152,11 +174,11 @@ XLSTM_DEVICE int compute_segment_decays(const ScanParams& p, int64_t state, floa
 // segment_states holds what each segment adds to the state; afterwards it holds the state after each segment. A block
 // has kScannedEach accumulators of every thread of one tile.
 template <class State>
-XLSTM_DEVICE void scan_tile_over_segments(const ScanParams& p) {
+XLSTM_DEVICE void scan_tile_over_segments(const ScanParams& p, uint32_t block) {
   constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters, kParts = kRegisters / kScannedEach;
   static_assert(kRegisters % kScannedEach == 0);
-  const int first = blockIdx.x % kParts * kScannedEach, tile = blockIdx.x / kParts % p.tiles;
-  const int64_t state = blockIdx.x / kParts / p.tiles;
+  const int first = block % kParts * kScannedEach, tile = block / kParts % p.tiles;
+  const int64_t state = block / kParts / p.tiles;
   __shared__ float decays[kMaxSegments];
   const int count = compute_segment_decays<kThreads>(p, state, decays);
   const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
@@ -202,9 +224,15 @@ XLSTM_DEVICE void scan_vector_over_segments(const ScanParams& p, int64_t state, 
 
 template <class E, int kRows, int kChunk>
 __global__ __launch_bounds__(walk_shape(kFamily, sizeof(E), kRows, kChunk).threads) void scan_segment_states(
-    const ScanParams p) {
-  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk))
-    scan_tile_over_segments<WalkStateLayout<E, kRows, kChunk>>(p);
+    const SegmentScanParams p) {
+  if constexpr (has_walk(kFamily, sizeof(E), kRows, kChunk)) {
+    using State = WalkStateLayout<E, kRows, kChunk>;
+    uint32_t block = blockIdx.x;
+    if (block >= p.scan_blocks[0] + p.scan_blocks[1])
+      return make_normalisers<E, State::kThreads>(p.normaliser, block - p.scan_blocks[0] - p.scan_blocks[1]);
+    const bool second = block >= p.scan_blocks[0];
+    scan_tile_over_segments<State>(p.scans[second], block - (second ? p.scan_blocks[0] : 0));
+  }
 }
 
 // <dc_last, state before the last chunk> of one slice of one tile.

@@ -259,7 +259,7 @@ __global__ __launch_bounds__(scores_threads(kFamily)) void chunk_scores(const Sc
     extern __shared__ __align__(128) char lds[];
     Head head;
     int64_t chunk;
-    if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, head, chunk)) return;
+    if (!head_at(p.where, blockIdx.x, head, chunk)) return;
     Scores<E, kChunk, kBackward>(p, Chunk(p.where, head, chunk), lds).run();
   }
 }

@@ -288,7 +288,7 @@ __global__ __launch_bounds__(kScoresCdnaThreads, kBackward ? 3 : 4) void chunk_s
     __shared__ __align__(16) char memory[sizeof(typename Kernel::Lds)];
     Head head;
     int64_t chunk;
-    if (!head_at(p.where, blockIdx.x / p.where.slots, blockIdx.x % p.where.slots, head, chunk)) return;
+    if (!head_at(p.where, blockIdx.x, head, chunk)) return;
     Kernel(p, Chunk(p.where, head, chunk), *reinterpret_cast<typename Kernel::Lds*>(memory)).run();
   }
 }

@@ -84,6 +84,12 @@ struct ScoreParams {
   TokenFlows flows;
 };
 
+// A state's layout in segment_states, for a walk that reads it transposed: the walk whose states they are has tiles of
+// 2^y_bits columns, and waves of 2^x_bits rows.
+struct StateTiles {
+  int x_bits, y_bits, waves_x, threads, tiles;
+};
+
 // The scan over chunks turns what each chunk adds to a vector (n or dn) into the vector before the chunk.
 struct VectorParams {
   Sequences where;
@@ -132,6 +138,7 @@ struct WalkParams {
   float* segment_states;     // (N NH, segments - 1, tiles, accumulators): states between segments; for a walk in slices
                              // the states themselves, (N NH, tiles, slices, accumulators); or null
   int segments, segment_chunks, tiles, slices;
+  StateTiles transposed;  // where segment_states are another walk's, this one's transposed; else tiles is 0
 };
 
 struct StateDotParams {  // <dc_last, state_before_last> of each tile
@@ -149,6 +156,18 @@ struct ScanParams {  // over segment_states
   int64_t state_x, state_y;
   int segments, segment_chunks, tiles, x_columns, y_columns;
   bool reverse;
+};
+
+// Before walks in segments there are two launches. A block has one number in all that a launch does.
+struct SegmentStatesParams {  // what each segment adds to the state, and n and dn before each chunk
+  WalkParams walks[2];        // forward, reverse
+  VectorParams vectors[2];
+  uint32_t walk_blocks[2], vector_blocks[2];
+};
+struct SegmentScanParams {  // the states between segments, and the normalisers
+  ScanParams scans[2];
+  NormaliserParams normaliser;
+  uint32_t scan_blocks[2];  // the others make normalisers
 };
 
 constexpr int kBorderParts = 4;  // blocks for one tile of a state

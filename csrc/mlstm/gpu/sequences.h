@@ -57,6 +57,12 @@ XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h
   return h.begin + chunk * s.chunk < h.end;
 }
 
+// The same for a slot of all rows. Grids have a block for each, so 32 bits hold it: a division of 64 bits takes long.
+XLSTM_DEVICE bool head_at(const Sequences& s, uint32_t slot_of_rows, Head& h, int64_t& chunk) {
+  const uint32_t slots = uint32_t(s.slots);
+  return head_at(s, slot_of_rows / slots, slot_of_rows % slots, h, chunk);
+}
+
 // One chunk of one head.
 struct Chunk {
   Head head;
@@ -84,7 +90,7 @@ struct ChunkTokens {
     slot = int64_t(blockIdx.x) * chunks_per_block + threadIdx.x / kTokenLanes;
     lane = threadIdx.x % kTokenLanes;
     first_in_chunk = lane * kEach;
-    chunk_inside = slot < s.rows * s.slots && head_at(s, slot / s.slots, slot % s.slots, head, chunk);
+    chunk_inside = slot < s.rows * s.slots && head_at(s, uint32_t(slot), head, chunk);
     const int64_t begin = head.begin + chunk * s.chunk;
     first = begin + first_in_chunk;
     at = slot * s.chunk + first_in_chunk;

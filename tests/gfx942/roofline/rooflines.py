@@ -29,7 +29,7 @@ LEAST_SHARE = 0.5  # of MFMA peak with everything overlapped, or a note
 # (kernel as a regular expression, why it stays below): shown under the tables, and what a test asks for.
 NOTES = (
     (
-        r"chunk_walk_cdna<bf16, .*",
+        r"(chunk_walk|segment_states)_cdna<bf16, .*",
         "the vector unit binds, in short segments the scalar unit. Its waves have 128 rows of the state each, which "
         "share the fixed cost of a chunk: addresses, weighting and rounding of operands, the sum of outputs through "
         "LDS. Waves of 256 rows would need more registers than two waves of a SIMD have.",

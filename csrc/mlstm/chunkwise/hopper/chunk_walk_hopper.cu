@@ -16,7 +16,7 @@ __global__ __launch_bounds__(kHopperStateThreads) void scan_segment_states_hoppe
                                                                                   const ScoringParams n,
                                                                                   int state_blocks) {
   if (int(blockIdx.x) < state_blocks)
-    scan_tile_over_segments<HopperStateLayout<kRows, kYPanels, kPair>>(p);
+    scan_tile_over_segments<HopperStateLayout<kRows, kYPanels, kPair>>(p, blockIdx.x);
   else
     scan_vector_over_segments<kHopperStateThreads>(p, blockIdx.x - state_blocks, n.segment_n, n.n_initial, kRows);
 }
