@@ -59,6 +59,7 @@ def walk_at(
     shape = _native.walk_shape(kernel.family, bytes_of, rows, chunk)
     if not shape or shape["lds_bytes"] > LDS_BYTES:
         return None
+    rows = rows // 64 * 64  # of a class
     threads, y_tile = shape["threads"], shape["y_tile"]
     macs = chunk * rows * y_tile // waves(kernel)  # x^T y
     if output not in STATES:

@@ -138,18 +138,20 @@ void add_subtile(Patterns& all, const std::string& name, const lds::Tile& t, int
                  }});
 }
 
+constexpr int kWalkClasses[] = {64, 128, kNarrowClass, 256, 512};
+
 Patterns patterns(Family f, const lds::Swizzle& swizzle) {
   Patterns all;
   for (int bytes : {2, 4})
     for (int chunk : kChunks) {
       bool any = false;
-      for (int rows : kWalkRows) {
+      for (int rows : kWalkClasses) {
         if (!has_walk(f, bytes, rows, chunk)) continue;
         any = true;
         const WalkShape s = walk_shape(f, bytes, rows, chunk);
         const std::string walk =
             "walk<" + std::to_string(bytes) + " bytes, " + std::to_string(rows) + ", " + std::to_string(chunk) + "> ";
-        const lds::Tile tokens{f, bytes, chunk, rows, swizzle}, scores{f, bytes, chunk, chunk, swizzle};
+        const lds::Tile tokens{f, bytes, chunk, class_rows(rows), swizzle}, scores{f, bytes, chunk, chunk, swizzle};
         add_along_features(all, walk + "a", tokens, s.threads, true);
         add_along_tokens(all, walk + "x", tokens, s.threads, true);
         add_along_tokens(all, walk + "y", {f, bytes, chunk, s.y_tile, swizzle}, s.threads, false);
@@ -321,7 +323,7 @@ void test_family(Family f, lds::Lds lds) {
   }
   for (int bytes : {2, 4})
     for (int chunk : kChunks)
-      for (int rows : kWalkRows) {
+      for (int rows : kWalkClasses) {
         if (!has_walk(f, bytes, rows, chunk)) continue;
         const OutputsConflict times = outputs_conflict(f, lds, bytes, rows, chunk);
         const OutputsConflict known_times = known_conflict_of_outputs(f, bytes);

@@ -32,6 +32,8 @@ DTYPES = (torch.float32, *HALF)
 # the first four are no vectors of 16 bytes, which the common walk takes; those of the others are, for CDNA's walk. The
 # sequences are cut into segments, with a tail: chunks are of 16 tokens for floats and of 32 for the rest.
 CLASSES = ((60, 130), (130, 60), (70, 260), (260, 70), (56, 136), (136, 56), (72, 264), (264, 72))
+# CDNA's class of 128 rows and at most 64 columns, likewise.
+NARROW = ((60, 70), (70, 60), (56, 72), (72, 56))
 WIDE = ((520, 40), (40, 577))  # states of more rows than registers: walked in slices
 SEGMENTS = {torch.float32: 270, torch.bfloat16: 530, torch.float16: 530}
 
@@ -76,7 +78,7 @@ class TableRow(NamedTuple):
 
 
 def rows() -> Iterator[TableRow]:
-    for dqk, dhv in CLASSES:
+    for dqk, dhv in (*CLASSES, *NARROW):
         for dtype, length in SEGMENTS.items():
             name = f"{length} tokens, head dims of {dqk} and {dhv}"
             case = Case(name, length, dqk, dhv, heads=1, states=True, long=True, eps=0.05)

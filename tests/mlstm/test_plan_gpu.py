@@ -170,6 +170,23 @@ def test_a_state_of_more_rows_than_registers_is_walked_in_slices(device: str) ->
     assert narrow["forward"]["slices"] == 1 and narrow["dk"]["slices"] > 1
 
 
+def test_few_columns_of_a_state_fill_the_waves_of_cdna() -> None:
+    """Of 128 rows by 64 columns each of four waves has a part, where wider states have tiles of 128 columns."""
+    assert {plan("MI300X", (8, 4, 2048, 64, 128))[walk]["y_tile"] for walk in ("dq", "dk")} == {64}
+    assert plan("MI300X", (8, 4, 2048, 64, 128), 4)["dq"]["y_tile"] == 128  # of floats
+    assert plan("MI300X", (8, 4, 2048, 128, 128))["dq"]["y_tile"] == 128
+    assert plan("H200", (8, 4, 2048, 64, 128))["dq"]["y_tile"] == 128
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_cdna_the_walk_for_dv_has_the_segments_of_that_for_dk(shape: tuple[int, int, int, int, int]) -> None:
+    """It reads the states between them."""
+    found = plan("MI300X", shape)
+    if found["dk"]["segments"] > 1:
+        assert {found[walk]["segments"] for walk in ("dk", "dv")} == {found["dk"]["segments"]}
+        assert found["dk"]["segment_chunks"] == found["dv"]["segment_chunks"]
+
+
 def test_what_is_not_a_device_or_a_shape_is_named() -> None:
     with pytest.raises(ValueError, match="device: expected one of MI300X, .*, got MI400"):
         plan("MI400", SHAPES[0])

@@ -55,7 +55,7 @@ auto states_kernel([[maybe_unused]] const Chip& chip, [[maybe_unused]] const Bef
 template <class E, int kRows, int kChunk>
 void launch_before_shape(const WalkPlan& plan, const Chip& chip, const BeforeWalks& before, Stream stream) {
   const WalkShape shape = walk_shape(chip.family, sizeof(E), kRows, kChunk);
-  const int64_t parts_of_tile = int64_t(kRows) * shape.y_tile / shape.threads / kScannedEach;
+  const int64_t parts_of_tile = int64_t(class_rows(kRows)) * shape.y_tile / shape.threads / kScannedEach;
   SegmentStatesParams states{};
   SegmentScanParams scans{};
   int64_t state_blocks = 0, scan_blocks = 0;
@@ -94,15 +94,17 @@ void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, c
   launch_dots<E, kRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 
-// Calls f(rows, chunk) with the plan's, as constants.
+// Calls f(class of rows, chunk) with the plan's, as constants.
 template <class E, class F>
 void with_shape(const WalkPlan& plan, F&& f) {
   const auto with_rows = [&](auto chunk) {
-    switch (plan.rows) {
+    switch (plan.narrow ? kNarrowClass : plan.rows) {
       case 64:
         return f(std::integral_constant<int, 64>{}, chunk);
       case 128:
         return f(std::integral_constant<int, 128>{}, chunk);
+      case kNarrowClass:
+        return f(std::integral_constant<int, kNarrowClass>{}, chunk);
       case 256:
         return f(std::integral_constant<int, 256>{}, chunk);
       default:

@@ -32,6 +32,10 @@ constexpr int kColumnsPerWave = 32;
 // The classes of state rows that kernels are compiled for; a dimension takes the next larger class. A dimension above
 // the largest class is walked in slices of kWideRows (chunk_walk_wide.h).
 constexpr int kWalkRows[] = {64, 128, 256, 512};
+// CDNA has one class more, of 128 rows too, for states of so few columns that half of the waves of the other would have
+// none: its waves have 64 rows. A class's rows are class_rows().
+constexpr int kNarrowClass = 129, kNarrowColumns = 64;
+constexpr int class_rows(int walk_class) { return walk_class / 64 * 64; }
 constexpr int kMaxWalkRows = 512, kWideRows = 64;
 constexpr int walk_rows(int64_t dimension) {
   for (int rows : kWalkRows)
@@ -62,13 +66,14 @@ constexpr int out_offset_from(int base, Family f, int element_bytes, int y_tile,
   return f == Family::cdna || f == Family::rdna4 ? (base ^ distance % 32) + distance / 32 * 32 : base + distance;
 }
 
-constexpr WalkShape walk_shape(Family f, int element_bytes, int rows, int chunk) {
+constexpr WalkShape walk_shape(Family f, int element_bytes, int walk_class, int chunk) {
   WalkShape s{};
+  const int rows = class_rows(walk_class);
   // Registers hold the state. CDNA: 64 registers a lane, for 128 x 32 elements in a wave of 64, so that two waves fit a
   // SIMD with a chunk's operands under way besides. NVIDIA: 128 a lane, for 128 x 32 in a wave of 32. (64 a lane in
   // twice the waves was a third slower: the additional waves issue more instructions than their latency hiding saves.)
   // RDNA has 256 registers, and loads through them: 64 a lane, for 64 x 32.
-  const int max_rows_per_wave = is_rdna(f) ? 64 : 128;
+  const int max_rows_per_wave = is_rdna(f) || walk_class == kNarrowClass ? 64 : 128;
   const int max_rows_of_four_waves = is_rdna(f) ? 64 : f == Family::cdna ? 128 : 256;
   const int waves = rows <= max_rows_of_four_waves ? 4 : !is_rdna(f) || rows <= 256 ? 8 : 16;
   s.x_per_wave = rows < max_rows_per_wave ? rows : max_rows_per_wave;
@@ -113,6 +118,7 @@ constexpr int kChunks[] = {32, 16};
 // Whether a family has a kernel for this shape. float32 takes 16 tokens everywhere, so that 512 rows fit. 2-byte
 // elements take 32 tokens, and 16 where the LDS of RDNA, or of NVIDIA's smaller chips, does not hold 512 rows.
 constexpr bool has_walk(Family f, int element_bytes, int rows, int chunk) {
+  if (rows == kNarrowClass && (f != Family::cdna || element_bytes == 4)) return false;
   if (element_bytes == 4) return chunk == 16;
   return chunk == 32 ? !is_rdna(f) || rows < 512 : f != Family::cdna;
 }

@@ -10,11 +10,11 @@
 namespace xlstm::gpu::mlstm {
 
 // kWide: the state has more rows than registers hold, and the walk processes it in slices (chunk_walk_wide.h).
-template <class E, int kRows, int kChunk, class Output, bool kWide>
+template <class E, int kClass, int kChunk, class Output, bool kWide>
 struct WalkOperands {
   static constexpr WalkTerms kTerms = Output::kTerms;
-  static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
-  static constexpr int kY = kShape.y_tile, kThreads = kShape.threads;
+  static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kClass, kChunk);
+  static constexpr int kRows = class_rows(kClass), kY = kShape.y_tile, kThreads = kShape.threads;
 
   using StageA = Stage<E, kChunk, kRows, false, kThreads>;
   using StageX = Stage<E, kChunk, kRows, true, kThreads>;

@@ -291,7 +291,7 @@ WalkParams dk_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan
 
 // How the walk for dk, whose states between segments the walk for dv reads, lays them out.
 StateTiles state_tiles(const WalkPlan& dk, const Chip& chip, int bytes) {
-  const WalkShape shape = walk_shape(chip.family, bytes, dk.rows, dk.chunk);
+  const WalkShape shape = walk_shape(chip.family, bytes, dk.narrow ? kNarrowClass : dk.rows, dk.chunk);
   const auto bits = [](int power_of_two) { return int(std::bit_width(unsigned(power_of_two))) - 1; };
   return {bits(shape.x_per_wave), bits(shape.y_tile), shape.waves_x, shape.threads, dk.tiles};
 }

@@ -78,7 +78,9 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
     p.tiles = int(ceil_div(columns, p.y_tile));
     if (shape.pair) p.tiles = int(ceil_div(p.tiles, 2)) * 2;
   } else {
-    const WalkShape shape = walk_shape(chip.family, s.element_bytes, p.rows, chunk);
+    p.narrow = p.rows == class_rows(kNarrowClass) && columns <= kNarrowColumns &&
+               has_walk(chip.family, s.element_bytes, kNarrowClass, chunk);
+    const WalkShape shape = walk_shape(chip.family, s.element_bytes, p.narrow ? kNarrowClass : p.rows, chunk);
     at_once *= shape.blocks_at_once;
     if (chip.family == Family::cdna) blocks_of_unit = shape.blocks;
     p.y_tile = shape.y_tile;

@@ -28,6 +28,7 @@ enum class Schedule { common, hopper };
 struct WalkPlan {
   Schedule schedule;
   int rows, chunk;    // of the kernel
+  bool narrow;        // kNarrowClass
   int slices;         // slices of the rows, for a state that exceeds registers; else 1
   int y_tile, tiles;  // columns of y in a block; blocks along y
   bool makes_scores;  // a forward walk that makes its scores, n and normalisers itself

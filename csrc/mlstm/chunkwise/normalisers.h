@@ -134,10 +134,11 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
 }
 
 // The layout of a walk's state: which element is the rth accumulator of this thread, in a block of the walk's shape.
-template <class E, int kRows, int kChunk>
+template <class E, int kClass, int kChunk>
 struct WalkStateLayout {
-  static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kRows, kChunk);
-  static constexpr int kThreads = kShape.threads, kRegisters = kRows * kShape.y_tile / kThreads, kSliceRows = kRows;
+  static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kClass, kChunk);
+  static constexpr int kSliceRows = class_rows(kClass), kThreads = kShape.threads;
+  static constexpr int kRegisters = kSliceRows * kShape.y_tile / kThreads;
 
   XLSTM_DEVICE static StripPosition position(int r, int tile) {
     constexpr int kYStrips = kColumnsPerWave / kStripColumns;
