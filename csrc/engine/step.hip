@@ -10,7 +10,8 @@
 #include "base/arena.h"
 #include "engine/gemm_cluster/gemm_cluster_launch.h"
 #include "engine/gemm_mma/gemm_mma_launch.h"
-#include "engine/gemm_mma/pack_inputs.h"
+#include "engine/gemm_mma/gemm_stream_k_launch.h"
+#include "engine/gemm_mma/gemm_stream_k_shape.h"
 #include "engine/gemv_any_shape.h"
 #include "engine/gpu/one_token.h"
 #include "engine/heads_step.h"
@@ -34,6 +35,7 @@ struct Memory {
   float* mailboxes;   // of the megakernel
   uint32_t* arrived;  // of heads_step
   PackedX packed;     // for one product at a time
+  int64_t arrived_count;
   char* step;
 
   Memory(Arena& arena, const xlstm_decode& p, const Chip& chip, size_t step_bytes) {
@@ -45,9 +47,17 @@ struct Memory {
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
     mailboxes = arena.take<float>(mailbox_floats(p, chip));
-    arrived = arena.take<uint32_t>(chip.family == Family::cdna ? B * p.heads : 0);
+    arrived_count = chip.family == Family::cdna ? B * p.heads : chip.family == Family::nvidia ? most_tiles(p) : 0;
+    arrived = arena.take<uint32_t>(arrived_count);
     packed = packed_of(arena, p, chip);
+    packed.arrived = arrived;
     step = arena.take<char>(int64_t(step_bytes));
+  }
+  // The most tiles of one of gemm_stream_k's products, which may be one more for each linear.
+  static int64_t most_tiles(const xlstm_decode& p) {
+    const int64_t projections = 2 * p.heads * (p.dqk + p.dhv + 1);
+    return (std::max({projections, 2 * p.ffn, p.vocab, p.dim}) / kStreamKRows + kMaxLinears) *
+           ceil_div(p.batch, kStreamKBatch[0]);
   }
   // Memory for the longest packed x of the step, of quantised weights.
   static PackedX packed_of(Arena& arena, const xlstm_decode& p, const Chip& chip) {
@@ -58,7 +68,9 @@ struct Memory {
     const PackedBytes bytes = packed_bytes(longest, plan, chip);
     return {{arena.take<char>(bytes.x), arena.take<char>(bytes.x)},
             arena.take<float>(bytes.step_sums / 4),
-            arena.take<float>(bytes.rms_factors / 4)};
+            arena.take<float>(bytes.rms_factors / 4),
+            arena.take<float>(bytes.partials / 4),
+            nullptr};
   }
 };
 
@@ -201,15 +213,25 @@ void run_gemv(const char* name, const GemmParams& params, const Chip& chip, Stre
     launch(name, gemv_kernel<kInput, kOutput, kGemvBatch>, grid, stream, params);
 }
 
-// Packs x for gemm_packed_kernel.
-void pack(const GemmParams& product, int bits, const GemmMmaPlan& plan, const Chip& chip, Stream stream) {
-  const bool gates = bits < 16 && std::any_of(
-                                      product.linear, product.linear + product.linear_count,
-                                      [](const DeviceLinear& w) { return w.rows > 0 && !w.bits; });
-  const int chunks = packed_steps(chip.family, product.columns) * kStepFeatures / kChunkFeatures;
-  const Grid grid{packed_rows(product.batch, plan.batch), kPackThreads, chunks * 4};
-  const PackParams params{product, bits, packed_wave_rows(plan.batch), gates};
-  launch("decode input", bits < 16 ? pack_kernel<true> : pack_kernel<false>, grid, stream, params);
+// Calls f(format) for the format of a kernel's weights.
+template <class F>
+void with_weights(Kernel kernel, F&& f) {
+  if (kernel == Kernel::bfloat16) return f(static_cast<Bfloat16Weights*>(nullptr));
+  if (kernel == Kernel::float16) return f(static_cast<Float16Weights*>(nullptr));
+  if (kernel == Kernel::int8) return f(static_cast<ByteWeights*>(nullptr));
+  if (kernel == Kernel::e4m3fn) return f(static_cast<E4m3fnWeights*>(nullptr));
+  if (kernel == Kernel::e4m3fnuz) return f(static_cast<E4m3fnuzWeights*>(nullptr));
+  f(static_cast<NibbleWeights*>(nullptr));
+}
+
+// Gates that stayed bfloat16 are a launch of their own, of x as it was packed for them.
+[[maybe_unused]] void run_stream_k(Kernel kernel, const char* name, const GemmMmaPlan& plan, const GemmParams& params,
+                                   const Chip& chip, Stream stream) {
+  with_weights(kernel, [&]<class Weights>(Weights*) { launch_gemm_stream_k<Weights>(name, plan, params, stream); });
+  if (!has_gates(params, bits_of(kernel))) return;
+  GemmParams of_gates = params;
+  of_gates.packed.x[0] = params.packed.x[1];
+  launch_gemm_stream_k<Bfloat16Weights>(name, plan_gates(plan, chip), of_gates, stream);
 }
 
 void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const Chip& chip, Stream stream) {
@@ -229,13 +251,10 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const C
     }
   }
   const GemmMmaPlan plan = plan_gemm_mma(shape, chip);
-  if (plan.packed) pack(params, bits_of(kernel), plan, chip, stream);
-  if (kernel == Kernel::bfloat16) return launch_gemm_mma<Bfloat16Weights>(name, plan, params, stream);
-  if (kernel == Kernel::float16) return launch_gemm_mma<Float16Weights>(name, plan, params, stream);
-  if (kernel == Kernel::int8) return launch_gemm_mma<ByteWeights>(name, plan, params, stream);
-  if (kernel == Kernel::e4m3fn) return launch_gemm_mma<E4m3fnWeights>(name, plan, params, stream);
-  if (kernel == Kernel::e4m3fnuz) return launch_gemm_mma<E4m3fnuzWeights>(name, plan, params, stream);
-  launch_gemm_mma<NibbleWeights>(name, plan, params, stream);
+  if (plan.packed) launch_pack(params, bits_of(kernel), plan, chip, stream);
+  if constexpr (kHasHopperKernels)
+    if (plan.packed) return run_stream_k(kernel, name, plan, params, chip, stream);
+  with_weights(kernel, [&]<class Weights>(Weights*) { launch_gemm_mma<Weights>(name, plan, params, stream); });
 }
 
 // Whether a kernel also takes linears of another format: kernels for quantised q, k, v and o take gates that stayed
@@ -410,7 +429,7 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   table.batch = int(p.batch), table.dim = p.dim, table.vocab = p.vocab, table.tokens = p.tokens;
   table.table = {p.embedding.data, p.embedding.dtype};
   table.x = at.x;
-  if (chip.family == Family::cdna) table.arrived = at.arrived, table.arrived_count = p.batch * p.heads;
+  table.arrived = at.arrived, table.arrived_count = at.arrived_count;
   if constexpr (kHasHopperKernels)
     if (run_megakernel(p, table, at, chip, stream)) return;
   run_embed(table, stream);

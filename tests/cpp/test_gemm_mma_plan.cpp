@@ -7,6 +7,7 @@
 #include "check.h"
 #include "chips.h"
 #include "engine/gemm_mma/gemm_mma_plan.h"
+#include "engine/gemm_mma/gemm_stream_k_shape.h"
 
 using namespace xlstm::gpu;
 using namespace xlstm::gpu::engine;
@@ -112,21 +113,65 @@ void test_packed_slots() {
       }
     for (const int n : taken) CHECK(n == 1, "a place of %d vectors", n);
   }
+  for (const Family f : {Family::nvidia, Family::cdna})
+    for (const int rows : {8, 16, 32, 64, 128}) {
+      if (packed_together(f, rows) != rows) continue;
+      std::vector<int> taken(size_t(packed_step_bytes(rows) / kSlotBytes));
+      for (int unit = 0; unit < 2; ++unit)
+        for (int row = 0; row < rows; ++row)
+          for (int half = 0; half < 2; ++half)
+            for (int vec16 = 0; vec16 < 4; ++vec16)
+              ++taken[size_t(packed_offset(f, rows, unit, row, half, vec16) / kSlotBytes)];
+      for (const int n : taken) CHECK(n == 1, "%d rows: a place of %d vectors", rows, n);
+    }
+  for (int lane = 0; lane < 32; ++lane) {  // the B operand of NVIDIA's m16n8k16 has row lane / 4
+    const Vec16Position at = stream_vec16(Family::nvidia, 2, lane, 0);
+    CHECK(packed_offset(Family::nvidia, 32, 1, 16 + at.row, 1, at.feature / kVec8) ==
+              packed_tile_offset(32, 1, 2, 1) + lane * kSlotBytes,
+          "lane %d", lane);
+  }
+}
+
+// NVIDIA: a stage's buffers do not overlap, and the warps' chains are a tile's rows, both sides of SwiGLU in one warp.
+void test_stream_k() {
+  for (const int bits : {16, 8, 4})
+    for (const int batch : kStreamKBatch) {
+      const StreamKStage at = stream_k_stage(bits, batch);
+      const int steps = stage_steps(bits, batch), groups = bits < 16 ? steps * kStreamKRows * 4 : 0;
+      CHECK(at.x == steps * kStreamKRows * kStepFeatures * bits / 8, "weights of %d bits", bits);
+      CHECK(at.scales - at.x == steps * batch * kStepFeatures * 4, "x of %d rows", batch);
+      CHECK(at.offsets - at.scales == groups && at.x_sums - at.offsets == groups, "groups of %d bits", bits);
+      CHECK(at.bytes - at.x_sums == (bits < 16 ? steps * batch * 4 : 0) && at.bytes % 16 == 0, "sums of steps");
+    }
+  std::vector<int> taken(kStreamKRows / kStripColumns);
+  for (int warp = 0; warp < kStreamKRowWarps; ++warp)
+    for (int chain = 0; chain < kStreamKChains; ++chain) ++taken[size_t(stream_k_slot(warp, chain) / kStripColumns)];
+  for (const int n : taken) CHECK(n == 1, "a chain of %d warps", n);
 }
 
 void check_packed(const char* name, const GemmShape& shape, const GemmMmaPlan& p, const Chip& chip) {
   const bool groups = shape.bits < 16;
-  CHECK(has_packed(chip.family) && has_packed_rows(p.batch, p.rows, groups), "%s: a kernel for %d rows by %d", name,
+  const PackedBytes bytes = packed_bytes(shape, p, chip);
+  CHECK(bytes.x >= shape.batch * shape.columns * 4 && bytes.x % 16 == 0, "%s: memory for x", name);
+  CHECK((bytes.step_sums > 0) == groups && bytes.step_sums % 16 == 0, "%s: memory for sums of steps", name);
+  CHECK(p.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
+  if (chip.family == Family::nvidia) {
+    CHECK(shape.batch > 8 && p.batch >= std::min<int64_t>(shape.batch, groups ? 64 : 128), "%s: %d rows at once", name,
+          p.batch);
+    CHECK(p.stages >= 2 && p.lds_bytes == p.stages * stream_k_stage(shape.bits, p.batch).bytes, "%s: %d stages", name,
+          p.stages);
+    CHECK(p.blocks == chip.compute_units * ((shape.batch + p.batch - 1) / p.batch), "%s: %d blocks", name,
+          int(p.blocks));
+    CHECK(bytes.partials == p.blocks * 2 * p.batch * kStreamKRows * 4, "%s: memory for partial sums", name);
+    return;
+  }
+  CHECK(chip.family == Family::cdna && has_packed_rows(p.batch, p.rows, groups), "%s: a kernel for %d rows by %d", name,
         p.batch, p.rows);
   CHECK(!shape.swiglu || p.rows / 2 % kStripColumns == 0, "%s: both sides of SwiGLU in one strip", name);
   CHECK(p.batch >= std::min<int64_t>(shape.batch, 64), "%s: %d rows at once", name, p.batch);
   const int64_t passes = (shape.batch + p.batch - 1) / p.batch, units = units_of(shape, p.rows);
   CHECK(p.blocks % (8 * passes) == 0 && p.blocks >= units * passes && p.blocks < (units + 8) * passes,
         "%s: %d blocks for %d units", name, int(p.blocks), int(units));
-  CHECK(p.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
-  const PackedBytes bytes = packed_bytes(shape, p, chip);
-  CHECK(bytes.x >= shape.batch * shape.columns * 4 && bytes.x % 16 == 0, "%s: memory for x", name);
-  CHECK((bytes.step_sums > 0) == groups && bytes.step_sums % 16 == 0, "%s: memory for sums of steps", name);
 }
 
 void test_plan() {
@@ -134,7 +179,7 @@ void test_plan() {
   for (const auto& [name, chip] : known_chips()) {
     const Family f = chip.family;
     for (const int bits : {16, 8, 4})
-      for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100})
+      for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100, 256})
         for (const GemmShape& shape : {GemmShape{batch, 4096, false, bits, bits < 16, 6, projections},
                                        GemmShape{batch, 4096, true, bits, bits < 16, 2, up},
                                        GemmShape{batch, 10944, false, bits, bits < 16, 1, down},
@@ -145,14 +190,11 @@ void test_plan() {
             continue;
           }
           const int columns = int(shape.columns), b = int(batch);
-          CHECK(has_gemm_mma(f, p.batch, bits < 16) && has_gemm_mma_rows(f, p.batch, p.rows, bits < 16),
-                "%s: a kernel for %d rows by %d", name, p.batch, p.rows);
+          CHECK(has_gemm_mma(f, p.batch) && has_gemm_mma_rows(p.batch, p.rows), "%s: a kernel for %d rows by %d", name,
+                p.batch, p.rows);
           CHECK(!shape.swiglu || p.rows > 16 || has_mixed_strip(f, bits, p.batch),
                 "%s: both sides of SwiGLU in one strip", name);
-          CHECK(p.batch >= batch || p.batch == (f == Family::rdna                 ? 8
-                                                : f == Family::rdna4 || bits < 16 ? 16
-                                                                                  : 32),
-                "%s: %d rows of %d at once", name, p.batch, b);
+          CHECK(p.batch >= batch || p.batch == most_unpacked(f), "%s: %d rows of %d at once", name, p.batch, b);
           const int64_t passes = (batch + p.batch - 1) / p.batch;
           CHECK(p.blocks % passes == 0 && p.blocks <= passes * units_of(shape, p.rows), "%s: %d blocks for %d passes",
                 name, int(p.blocks), int(passes));
@@ -195,6 +237,7 @@ int main() {
   test_order();
   test_slots();
   test_packed_slots();
+  test_stream_k();
   test_plan();
   return finish();
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of weights with few rows, as a model's step on NVIDIA makes them: every format, rings in LDS and registers,
-// units that blocks take in turn, tails of columns and rows (csrc/engine/gemm_mma/gemm_mma.h); by clusters, items in
-// rounds, gates beside weights of fewer bits (csrc/engine/gemm_cluster/gemm_cluster.h); against double.
+// units that blocks take in turn, tails of columns and rows (csrc/engine/gemm_mma/gemm_mma.h); parts that begin and end
+// within tiles (gemm_stream_k.h there); by clusters, items in rounds, gates beside weights of fewer bits
+// (csrc/engine/gemm_cluster/gemm_cluster.h); against double.
 //
 // x's are the sum of two bfloat16, which leaves up to 2^-17 of each, of either sign: eight times what that makes of a
 // sum of as many by chance may be off, and of sums in float 2^-21 of all products' sizes.
@@ -14,6 +15,8 @@
 #include "device.h"
 #include "engine/gemm_cluster/gemm_cluster_launch.h"
 #include "engine/gemm_mma/gemm_mma_launch.h"
+#include "engine/gemm_mma/gemm_stream_k_launch.h"
+#include "engine/gemm_mma/gemm_stream_k_shape.h"
 #include "engine/gpu/weight_formats.h"
 #include "fault.h"
 #include "numbers.h"
@@ -124,6 +127,34 @@ struct Weights {
 template <class Weights>
 constexpr bool kHasClusters = std::is_same_v<Weights, Bfloat16Weights> || std::is_same_v<Weights, ByteWeights> ||
                               std::is_same_v<Weights, NibbleWeights>;
+// Memory for packed x and partial sums, as the step's workspace has it: 0xff where nothing was written, zero in
+// counters.
+struct PackedMemory {
+  std::vector<uint32_t> words[4], arrived = std::vector<uint32_t>(64);
+
+  PackedX of(const GemmShape& shape, const GemmMmaPlan& plan, const Chip& chip) {
+    const PackedBytes bytes = packed_bytes(shape, plan, chip);
+    const int64_t sizes[] = {2 * bytes.x, bytes.step_sums, bytes.rms_factors, bytes.partials};
+    for (int n = 0; n < 4; ++n) words[n].assign(size_t(sizes[n] / 4 + 4), 0xffffffffu);
+    char* const x = reinterpret_cast<char*>(words[0].data());
+    const auto floats = [&](int n) { return reinterpret_cast<float*>(words[n].data()); };
+    return {{x, x + bytes.x}, floats(1), floats(2), floats(3), arrived.data()};
+  }
+};
+
+template <class Weights>
+void launch_packed(const GemmShape& shape, const GemmMmaPlan& plan, GemmParams p, const Chip& chip) {
+  PackedMemory memory;
+  p.packed = memory.of(shape, plan, chip);
+  launch_pack(p, shape.bits, plan, chip, nullptr);
+  launch_gemm_stream_k<Weights>("products", plan, p, nullptr);
+  if (has_gates(p, shape.bits)) {
+    p.packed.x[0] = p.packed.x[1];
+    launch_gemm_stream_k<Bfloat16Weights>("gates", plan_gates(plan, chip), p, nullptr);
+  }
+  for (const uint32_t n : memory.arrived) CHECK(n == 0, "counters that are zero again, not %u", n);
+}
+
 template <class Weights>
 void launch_by(const Case& c, const GemmShape& shape, const GemmParams& p) {
   const Chip chip{Family::nvidia, c.units, c.lds_bytes, true};
@@ -132,7 +163,9 @@ void launch_by(const Case& c, const GemmShape& shape, const GemmParams& p) {
     if (c.clusters && plan.batch) return launch_gemm_cluster<Weights>("products", plan, p, nullptr);
   }
   CHECK(!c.clusters, "%s: not for clusters", described(c).c_str());
-  launch_gemm_mma<Weights>("products", plan_gemm_mma(shape, chip), p, nullptr);
+  const GemmMmaPlan plan = plan_gemm_mma(shape, chip);
+  if (plan.packed) return launch_packed<Weights>(shape, plan, p, chip);
+  launch_gemm_mma<Weights>("products", plan, p, nullptr);
 }
 
 void launch(const Case& c, const GemmShape& shape, const GemmParams& p) {
@@ -221,13 +254,13 @@ std::vector<float> run(const Case& c) {
   return {y[0].begin(), y[0].begin() + c.rows[0]};
 }
 
-// A row has the same products alone and in a batch, to the last bit. (Weights are drawn before x's.)
-void check_company(Case c) {
-  c.batch = 1;
-  const std::vector<float> single_row = run(c);
-  for (const int batch : {5, 12, 20}) {
+// A row has the same products in each of these batches, to the last bit. (Weights are drawn before x's.)
+void check_company(Case c, const std::vector<int>& batches) {
+  c.batch = batches[0];
+  const std::vector<float> first = run(c);
+  for (const int batch : batches) {
     c.batch = batch;
-    CHECK(run(c) == single_row, "%s: not what the row has alone", described(c).c_str());
+    CHECK(run(c) == first, "%s: not what the row has in a batch of %d", described(c).c_str(), batches[0]);
   }
 }
 
@@ -241,8 +274,6 @@ const std::vector<Case> kCases = {
     {Format::bfloat16, 3, 2112, {48}, Output::add},
     {Format::bfloat16, 8, 5632, {40}, Output::store, Input::rms},      // x's in stages
     {Format::bfloat16, 8, 576, {72, 72}, Output::swiglu, Input::rms},  // both sides in a strip
-    {Format::bfloat16, 9, 1088, {33}},
-    {Format::bfloat16, 18, 640, {40}, Output::store, Input::rms},
     {Format::float16, 1, 1088, {40}},
     {Format::float16, 8, 576, {20, 20}, Output::swiglu},
     {Format::int8, 1, 4672, {50}},
@@ -250,13 +281,30 @@ const std::vector<Case> kCases = {
     {Format::int8, 8, 1088, {40}, Output::add, Input::plain, true, 128},
     {Format::e4m3fn, 1, 576, {70, 40}, Output::store, Input::rms},
     {Format::e4m3fn, 8, 1088, {40}, Output::add, Input::plain, false, 128},
-    {Format::e4m3fn, 12, 640, {40}},
     {Format::e4m3fnuz, 1, 1088, {40, 40}, Output::swiglu, Input::rms},
     {Format::e4m3fnuz, 5, 640, {40}},
     {Format::int4, 1, 1088, {40, 40}, Output::swiglu, Input::rms, true},
     {Format::int4, 1, 7232, {40}, Output::add},
     {Format::int4, 5, 2112, {72}, Output::store, Input::plain, true},
+};
+
+// Parts of several tiles and several of a tile; parts with nothing to do; both sides of SwiGLU; tails of columns and
+// rows; a word that two groups' scales share; passes; the smallest LDS.
+const std::vector<Case> kStreamK = {
+    {Format::bfloat16, 9, 1088, {33}},
+    {Format::bfloat16, 18, 640, {40}, Output::store, Input::rms},
+    {Format::bfloat16, 64, 584, {300, 20, 7}, Output::store, Input::rms, false, 64, 3},
+    {Format::bfloat16, 33, 520, {100, 100}, Output::swiglu, Input::rms, false, 64, 4},
+    {Format::bfloat16, 70, 1088, {140}, Output::add, Input::plain, false, 64, 5, {}, 99 << 10},
+    {Format::bfloat16, 130, 640, {130}, Output::add, Input::plain, false, 64, 2},
+    {Format::float16, 20, 576, {72, 72}, Output::swiglu},
+    {Format::e4m3fn, 12, 640, {40}},
+    {Format::e4m3fnuz, 40, 640, {140}, Output::store, Input::rms, false, 64, 3},
+    {Format::int8, 19, 1088, {140, 41}, Output::store, Input::rms, true, 64, 5, {8, 8}},
+    {Format::int8, 64, 2112, {140}, Output::add, Input::plain, false, 128, 3},
     {Format::int4, 12, 640, {40}, Output::store, Input::plain, true},
+    {Format::int4, 16, 1088, {140, 140}, Output::swiglu, Input::rms, false, 128, 7},
+    {Format::int4, 100, 1216, {140}, Output::store, Input::plain, true, 64, 2, {16}, 99 << 10},
 };
 
 // Parts of one step and of many; slots that a part does not fill; a part without features; rounds; warps without items;
@@ -268,13 +316,11 @@ const std::vector<Case> kClusters = {
     {Format::int8, 1, 576, {104, 24, 8, 16}, Output::store, Input::rms, false, 64, 20},
     {Format::int8, 8, 576, {400}, Output::store, Input::rms, false, 64, 4, {}, 170 << 10},  // rounds
     {Format::int8, 8, 1088, {40}, Output::add, Input::plain, true, 128},
-    {Format::int8, 19, 1088, {40}},
     {Format::int4, 1, 1088, {40, 40}, Output::swiglu, Input::rms, true},
     {Format::int4, 1, 7232, {200}, Output::add},
     {Format::int4, 1, 2176, {40}, Output::add, Input::plain, false, 128},
     {Format::int4, 3, 1536, {72, 72}, Output::swiglu, Input::rms},
     {Format::int4, 5, 2112, {72, 8}, Output::store, Input::rms, false, 64, 2, {8, 8}},
-    {Format::int4, 12, 640, {40}, Output::store, Input::plain, true},
     {Format::bfloat16, 2, 64, {24}, Output::add},
     {Format::bfloat16, 3, 4672, {56, 7}, Output::store, Input::rms},
     {Format::bfloat16, 5, 1536, {72, 72}, Output::swiglu, Input::rms},
@@ -302,6 +348,7 @@ void check_planted(const Case& c, emulator::Bug bug, const char* name, const std
 int main(int count, char** arguments) {
   const int seeds = count > 1 ? std::atoi(arguments[1]) : 1;
   std::vector<Case> all = kCases;
+  all.insert(all.end(), kStreamK.begin(), kStreamK.end());
   for (Case c : kClusters) c.clusters = true, all.push_back(c);
   for (int seed = 0; seed < seeds; ++seed)
     for (const Case& c : all) {
@@ -317,21 +364,24 @@ int main(int count, char** arguments) {
       if (!offsets || format == Format::int8 || format == Format::int4)
         for (const bool clusters : {false, true})
           if (!clusters || format == Format::int8 || format == Format::int4)
-            check_company(
-                {format, 1, 1088, {40}, Output::store, Input::plain, offsets, 64, 2, {}, 227 << 10, clusters});
+            check_company({format, 1, 1088, {40}, Output::store, Input::plain, offsets, 64, 2, {}, 227 << 10, clusters},
+                          {1, 5, 8});
+  for (const Format format : {Format::bfloat16, Format::int4})
+    check_company({format, 9, 1088, {200}, Output::store, Input::plain, false, 64, 3}, {9, 31, 33, 100, 130});
   Case pairs{Format::bfloat16, 2, 1088, {40}};
   pairs.clusters = true;
-  const std::vector<float> of_two = run(pairs);
-  for (const int batch : {5, 8}) {
-    pairs.batch = batch;
-    CHECK(run(pairs) == of_two, "%s: not what the row has beside one other", described(pairs).c_str());
-  }
-  for (const Case& c : {kCases[0], kCases[5], kCases[12], kCases[14]}) {
+  check_company(pairs, {2, 5, 8});
+  for (const Case& c : {kCases[0], kCases[5], kCases[10], kCases[12]}) {
     check_planted(c, emulator::Bug::cp_async_wait_all, "copies that are not waited for", {"without a barrier since"});
     check_planted(c, emulator::Bug::copies_late, "a step that may be late", {"without a barrier since"});
     check_planted(c, emulator::Bug::block_barrier, "no barriers", {"shared memory"});
   }
-  for (Case c : {kClusters[1], kClusters[4], kClusters[8], kClusters[11], kClusters[16]}) {
+  for (const Case& c : {kStreamK[2], kStreamK[9]}) {
+    check_planted(c, emulator::Bug::cp_async_wait_all, "copies that are not waited for", {"without a barrier since"});
+    check_planted(c, emulator::Bug::copies_late, "a step that may be late", {"without a barrier since"});
+    check_planted(c, emulator::Bug::block_barrier, "no barriers", {"shared memory"});
+  }
+  for (Case c : {kClusters[1], kClusters[4], kClusters[7], kClusters[10], kClusters[14]}) {
     c.clusters = true;
     check_planted(c, emulator::Bug::cp_async_wait_all, "copies that are not waited for", {"without a barrier since"});
     check_planted(c, emulator::Bug::copies_late, "a step that may be late", {"without a barrier since"});

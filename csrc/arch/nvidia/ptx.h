@@ -130,8 +130,12 @@ XLSTM_DEVICE void ldmatrix_trans(uint32_t* r, uint32_t address) {
 XLSTM_DEVICE void cp_async_16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
-XLSTM_DEVICE void cp_async_4(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
+// The same; L2 fetches the line.
+XLSTM_DEVICE void cp_async_line(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+XLSTM_DEVICE void cp_async_4(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 // The copies since the last commit are a group; wait_group waits for all groups but the last kLate.
 XLSTM_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -140,6 +144,14 @@ XLSTM_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLate) : "memory");
 }
 XLSTM_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Adds to a number of device memory and returns what it was, in order with what the thread, and threads that a barrier
+// orders with it, read and write before and after, for all of the GPU.
+XLSTM_DEVICE uint32_t add_acq_rel_gpu(uint32_t* to, uint32_t x) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
+  return before;
+}
 
 // Named barriers 1 to 15 of a block: some of its warps wait for each other (sync), or signal without waiting (arrive).
 XLSTM_DEVICE void barrier_sync(int barrier, int threads) {

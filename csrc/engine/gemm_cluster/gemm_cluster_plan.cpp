@@ -59,11 +59,12 @@ bool suits_clusters(const GemmParams& p) {
          });
 }
 
-// A row must have the same sums in every batch: so the decision depends on the shape alone, by what a pass of a batch
-// needs. For bfloat16, gemm_mma is faster at one row and at more rows than a pass has (engine/gemm_mma/gemm_mma.h).
+// A row must have the same sums in every batch of up to eight rows: so the decision depends on the shape alone, by what
+// a pass of eight needs. For bfloat16, gemm_mma is faster at one row (engine/gemm_mma/gemm_mma.h); for more than eight
+// rows, gemm_stream_k_kernel.
 ClusterPlan plan_cluster(const GemmShape& p, bool suits, const Chip& chip) {
-  const bool is_small_batch = p.batch > 1 && p.batch <= kClusterBatch[1];
-  if (!chip.hopper || !suits || (p.bits == 16 && (p.converted || !is_small_batch))) return {};
+  if (!chip.hopper || !suits || p.batch > kClusterBatch[1] || (p.bits == 16 && (p.converted || p.batch == 1)))
+    return {};
   GemmShape widest = p;
   widest.batch = kClusterBatch[1];
   if (!plan_for(widest, kClusterBatch[1], chip).batch) return {};

@@ -305,8 +305,7 @@ template <class Weights, int kBatch, int kRows>
 __global__ __launch_bounds__(kEngineThreads,
                              gemm_mma_blocks_per_cu(kFamily,
                                                     kBatch)) void gemm_mma_kernel(XLSTM_PARAM GemmParams kernel_arg) {
-  if constexpr (has_gemm_mma(kFamily, kBatch, Weights::kConverted) &&
-                has_gemm_mma_rows(kFamily, kBatch, kRows, Weights::kGroups)) {
+  if constexpr (has_gemm_mma(kFamily, kBatch) && has_gemm_mma_rows(kBatch, kRows)) {
     using Shape = GemmMmaShape<Weights, kBatch, kRows>;
     const GemmParams& p = *kernel_params(kernel_arg);
     __shared__ typename Shape::NormStats norm_stats;

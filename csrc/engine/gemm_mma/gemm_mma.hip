@@ -19,8 +19,6 @@ void launch_rows(const char* name, const GemmMmaPlan& plan, const GemmParams& al
   p.stage_tiles = plan.stage_tiles, p.blocks = int(plan.blocks);
   if constexpr (kBatch <= 8)
     if (plan.rows == 16) return launch(name, gemm_mma_kernel<Weights, kBatch, 16>, grid, stream, p);
-  if constexpr (kBatch >= 16 && !Weights::kGroups)
-    if (plan.rows == 64) return launch(name, gemm_mma_kernel<Weights, kBatch, 64>, grid, stream, p);
   launch(name, gemm_mma_kernel<Weights, kBatch, 32>, grid, stream, p);
 }
 
@@ -47,11 +45,11 @@ void launch_packed(const char* name, const GemmMmaPlan& plan, const GemmParams& 
 
 template <class Weights>
 void launch_gemm_mma(const char* name, const GemmMmaPlan& plan, const GemmParams& p, Stream stream) {
-  if (plan.packed) return launch_packed<Weights>(name, plan, p, stream);
+  if constexpr (!kHasHopperKernels)
+    if (plan.packed) return launch_packed<Weights>(name, plan, p, stream);
   if (plan.batch == 1) return launch_rows<Weights, 1>(name, plan, p, stream);
   if (plan.batch == 8) return launch_rows<Weights, 8>(name, plan, p, stream);
-  if (plan.batch == 16) return launch_rows<Weights, 16>(name, plan, p, stream);
-  if constexpr (!Weights::kConverted) launch_rows<Weights, 32>(name, plan, p, stream);
+  launch_rows<Weights, 16>(name, plan, p, stream);
 }
 
 template void launch_gemm_mma<XLSTM_ELEMENT>(const char* name, const GemmMmaPlan&, const GemmParams&, Stream);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/numbers.h"
+#include "engine/gemm_mma/gemm_stream_k_shape.h"
 
 namespace xlstm::gpu::engine {
 
@@ -18,7 +19,9 @@ int64_t packed_rows(int64_t batch, int plan_batch) { return ceil_div(batch, plan
 
 PackedBytes packed_bytes(const GemmShape& p, const GemmMmaPlan& plan, const Chip& chip) {
   const int64_t rows = packed_rows(p.batch, plan.batch), steps = packed_steps(chip.family, int(p.columns));
-  return {steps * packed_step_bytes(int(rows)), p.bits < 16 ? steps * packed_sum_floats(int(rows)) * 4 : 0, rows * 4};
+  const int64_t partials = plan.stages ? 2 * plan.blocks * stream_k_tile_floats(plan.batch) * 4 : 0;
+  return {steps * packed_step_bytes(int(rows)), p.bits < 16 ? steps * packed_sum_floats(chip.family, int(rows)) * 4 : 0,
+          rows * 4, partials};
 }
 
 namespace {
@@ -42,21 +45,38 @@ GemmMmaPlan plan_packed(const GemmShape& p, const Chip& chip) {
   return plan;
 }
 
+void add_stages(GemmMmaPlan& plan, int bits, const Chip& chip) {
+  plan.stages = stream_k_stages(bits, plan.batch, chip.lds_bytes);
+  plan.lds_bytes = plan.stages * stream_k_stage(bits, plan.batch).bytes;
+}
+// A block for each multiprocessor, whatever the batch: parts decide the order of sums.
+GemmMmaPlan plan_stream_k(const GemmShape& p, const Chip& chip) {
+  GemmMmaPlan plan{};
+  plan.packed = true;
+  for (const int batch : kStreamKBatch)
+    if (plan.batch < p.batch && batch <= most_stream_k_batch(p.bits < 16)) plan.batch = batch;
+  plan.rows = kStreamKRows;
+  add_stages(plan, p.bits, chip);
+  plan.early_launch = chip.hopper;
+  plan.blocks = chip.compute_units * ceil_div(p.batch, plan.batch);
+  return plan;
+}
+
 }  // namespace
 
 // A unit has as many rows as possible, since its rows share the cost of x, while at least seven in eight of the slots
 // for blocks still get a unit.
 GemmMmaPlan plan_gemm_mma(const GemmShape& p, const Chip& chip) {
   const Family f = chip.family;
-  const bool groups = p.bits < 16;
   const int columns = int(p.columns);
   const bool single_fits =
       columns <= kMaxSingleFeatures && gemm_mma_stage_tiles(f, p.bits, 1, 32, columns, chip.lds_bytes) > 0;
-  if (has_packed(f) && (p.batch > 1 || !single_fits)) return plan_packed(p, chip);
+  if (f == Family::cdna && (p.batch > 1 || !single_fits)) return plan_packed(p, chip);
+  if (f == Family::nvidia && p.batch > most_unpacked(f)) return plan_stream_k(p, chip);
   GemmMmaPlan plan{};
   for (const int batch : kGemmMmaBatch) {
     constexpr int kRows = 32;  // the maximum for kernels whose weights are in a ring
-    const bool fits = has_gemm_mma(f, batch, p.converted) && (batch > 1 || columns <= kMaxSingleFeatures) &&
+    const bool fits = has_gemm_mma(f, batch) && (batch > 1 || columns <= kMaxSingleFeatures) &&
                       gemm_mma_stage_tiles(f, p.bits, batch, kRows, columns, chip.lds_bytes) > 0;
     if (fits && plan.batch < p.batch) plan.batch = batch;
   }
@@ -64,7 +84,7 @@ GemmMmaPlan plan_gemm_mma(const GemmShape& p, const Chip& chip) {
   const int64_t slots = int64_t(chip.compute_units) * gemm_mma_blocks_per_cu(f, plan.batch);
   const auto rounds = [&](int rows) { return (units_of(p, rows) * passes + slots - 1) / slots; };
   for (const int rows : kGemmMmaRows) {
-    if (!has_gemm_mma_rows(f, plan.batch, rows, groups)) continue;
+    if (!has_gemm_mma_rows(plan.batch, rows)) continue;
     if (p.swiglu && rows == kStripColumns && !has_mixed_strip(f, p.bits, plan.batch)) continue;
     if (plan.rows && has_ring(f, plan.batch)) {  // x costs little: all blocks should end at the same time
       if (rounds(rows) * rows > rounds(plan.rows) * plan.rows) break;
@@ -81,6 +101,12 @@ GemmMmaPlan plan_gemm_mma(const GemmShape& p, const Chip& chip) {
   const int64_t max_blocks = std::max<int64_t>(1, chip.compute_units * blocks_per_cu / passes);
   plan.early_launch = chip.hopper;
   plan.blocks = std::min(units_of(p, plan.rows), max_blocks) * passes;
+  return plan;
+}
+
+GemmMmaPlan plan_gates(const GemmMmaPlan& of_weights, const Chip& chip) {
+  GemmMmaPlan plan = of_weights;
+  add_stages(plan, 16, chip);
   return plan;
 }
 

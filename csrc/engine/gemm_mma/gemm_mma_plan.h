@@ -20,9 +20,10 @@ struct GemmShape {
 };
 
 struct GemmMmaPlan {
-  bool packed;      // x is packed first, for gemm_packed_kernel
+  bool packed;      // x is packed first, for gemm_packed_kernel or, on NVIDIA, gemm_stream_k_kernel
   int batch, rows;  // of the batch, and of weights in a unit of work
   int stage_tiles;  // tiles of x that LDS holds at once
+  int stages;       // of gemm_stream_k_kernel's pipeline
   int lds_bytes;
   bool early_launch;  // by programmatic dependent launch (arch/nvidia/dependent_launch.h)
   int64_t
@@ -31,11 +32,13 @@ struct GemmMmaPlan {
 
 int64_t units_of(const GemmShape&, int rows);
 GemmMmaPlan plan_gemm_mma(const GemmShape&, const Chip&);
+// NVIDIA: for bfloat16 gates beside a product of quantised weights with this plan, of x that was packed for it.
+GemmMmaPlan plan_gates(const GemmMmaPlan& of_weights, const Chip&);
 
 // Packed x: how many rows there are, zeros beyond the batch included; and bytes for all formats of a product.
 int64_t packed_rows(int64_t batch, int plan_batch);
 struct PackedBytes {
-  int64_t x, step_sums, rms_factors;
+  int64_t x, step_sums, rms_factors, partials;
 };
 PackedBytes packed_bytes(const GemmShape&, const GemmMmaPlan&, const Chip&);
 

@@ -16,9 +16,9 @@ namespace xlstm::gpu::engine {
 constexpr int kStepFeatures = 64;    // of a wave at a time; a group of quantised weights has one or two steps
 constexpr int kChunkFeatures = 256;  // that 32 threads load of one x
 constexpr int kGemmMmaThreads = 256;
-constexpr int kGemmMmaBatch[] = {1, 8, 16, 32};  // the rows of the batch that kernels are made for
-constexpr int kMaxSingleFeatures = 11264;        // the longest single x (batch 1) that LDS holds
-constexpr int kGemmMmaRows[] = {16, 32, 64};     // the rows of weights in a unit of work
+constexpr int kGemmMmaBatch[] = {1, 8, 16};  // the rows of the batch that kernels are made for
+constexpr int kMaxSingleFeatures = 11264;    // the longest single x (batch 1) that LDS holds
+constexpr int kGemmMmaRows[] = {16, 32};     // the rows of weights in a unit of work
 
 // Split-K across a block's waves: all waves have the same rows of weights and take steps of features in turn.
 constexpr int split_k_waves(Family f) { return kGemmMmaThreads / wave_size(f); }
@@ -27,20 +27,14 @@ constexpr int tiles_of(Family f, int columns) { return (columns + tile_features(
 // The rows of the batch in a strip, which holds each of them twice.
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
 constexpr int batch_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
-// converted: the weights are not bfloat16 in memory. The parts of float16, and the sums of a group of quantised
-// weights, leave registers for 16 rows of the batch; RDNA3's operands, which both halves of a wave hold, for 8. RDNA4's
-// LDS holds a tile of x for 16 rows, since its eight waves take eight steps of features at a time. A large batch needs
-// many rows of weights in a unit, which share the cost of x; RDNA's LDS does not hold their sums. CDNA packs more than
-// one row.
-constexpr bool has_gemm_mma(Family f, int batch, bool converted) {
-  if (f == Family::cdna) return batch == 1;  // more rows are packed
-  const int max_batch = f == Family::rdna ? 8 : f == Family::rdna4 || converted ? 16 : 32;
-  return batch == 1 || (batch >= split_rows(f) && batch <= max_batch);
+// RDNA3's operands, which both halves of a wave hold, leave registers for 8 rows of the batch. RDNA4's LDS holds a tile
+// of x for 16 rows, since its eight waves take eight steps of features at a time. CDNA packs more than one row, NVIDIA
+// more than eight.
+constexpr int most_unpacked(Family f) { return f == Family::cdna ? 1 : f == Family::rdna4 ? 16 : 8; }
+constexpr bool has_gemm_mma(Family f, int batch) {
+  return batch == 1 || (batch >= split_rows(f) && batch <= most_unpacked(f));
 }
-constexpr bool has_gemm_mma_rows(Family f, int batch, int rows, bool groups) {
-  if (rows == 64) return !groups && f == Family::nvidia && batch >= 16;
-  return rows == 32 || batch <= 8;
-}
+constexpr bool has_gemm_mma_rows(int batch, int rows) { return rows == 32 || batch <= 8; }
 
 // ---- the vec8s of a step that a lane loads, and the row of weights they belong to
 
@@ -180,7 +174,7 @@ constexpr int gemm_mma_blocks_per_cu(Family f, int batch) { return batch == 1 &&
 // product, and lays x out in memory as waves read it, by rows of a wave, step, unit of features, strip, vec16 and lane.
 // A wave has up to 32 rows of the batch; two waves of a block have the same weights and features for 64. Eight rows, as
 // upper and lower parts, are the 16 rows of one matrix instruction, half a strip.
-constexpr bool has_packed(Family f) { return f == Family::cdna; }
+constexpr bool has_packed(Family f) { return f == Family::cdna || f == Family::nvidia; }
 constexpr int kPackedBatch[] = {8, 16, 32, 64};
 constexpr int kPackedRows[] = {16, 32, 48, 96};
 // The sums of a group of quantised weights take as many registers as all sums.
@@ -188,12 +182,14 @@ constexpr bool has_packed_rows(int batch, int rows, bool groups) {
   return !groups || rows <= (batch == 8 ? 96 : batch == 16 ? 48 : 32);
 }
 constexpr int packed_wave_rows(int batch) { return batch < 32 ? batch : 32; }
+// The rows of x that are packed together: a wave's, or on NVIDIA a block's.
+constexpr int packed_together(Family f, int batch) { return f == Family::nvidia ? batch : packed_wave_rows(batch); }
 constexpr int packed_threads(int batch) { return kGemmMmaThreads * (batch / packed_wave_rows(batch)); }
 constexpr int packed_steps(Family f, int columns) { return tiles_of(f, columns) * split_k_waves(f); }
 constexpr int packed_strips(int wave_rows) { return wave_rows < 16 ? 1 : wave_rows / 16; }
 // The bytes of a step of x of so many rows, and the floats of its sums: zeros stand for the lower parts.
 constexpr int packed_step_bytes(int rows) { return rows * 2 * kStepFeatures * 2; }
-constexpr int packed_sum_floats(int rows) { return rows * 2; }
+constexpr int packed_sum_floats(Family f, int rows) { return f == Family::nvidia ? rows : rows * 2; }
 struct PackedSlot {
   int vec16, lane;
 };
@@ -201,6 +197,18 @@ struct PackedSlot {
 constexpr PackedSlot packed_slot(bool half, int row, int vec16) {
   if (half) return {0, vec16 * 16 + row};
   return {row / 4 % 2, vec16 * 16 + row / 8 * 4 + row % 4};
+}
+// NVIDIA's tiles are eight rows of the batch: the bytes from a step to a tile's upper or lower parts of a unit.
+constexpr int packed_tile_offset(int wave_rows, int unit, int tile, int half) {
+  return ((unit * (wave_rows / 8) + tile) * 2 + half) * 32 * kSlotBytes;
+}
+// The bytes from a step of so many rows to a vec16 of one of them.
+constexpr int packed_offset(Family f, int wave_rows, int unit, int row, int half, int vec16) {
+  if (f == Family::nvidia)
+    return packed_tile_offset(wave_rows, unit, row / 8, half) + (row % 8 * 4 + vec16) * kSlotBytes;
+  const int half_rows = wave_rows < 16 ? wave_rows : 16, vec16s = wave_rows < 16 ? 1 : 2;
+  const PackedSlot at = packed_slot(wave_rows < 16, half * half_rows + row % half_rows, vec16);
+  return (unit * packed_strips(wave_rows) + row / half_rows) * (vec16s * 1024) + at.vec16 * 1024 + at.lane * kSlotBytes;
 }
 // The epilogue's LDS: sums of so many waves with different features at once, in two buffers where they are small.
 constexpr int packed_sum_bytes(int batch, int rows) { return rows * 2 * batch * 4; }

@@ -67,7 +67,8 @@ struct GemmPacked {
                   step = group * packed_steps(kFamily, p.columns);
     x = uniform(packed + step * packed_step_bytes(Shape::kWaveRows));
     if constexpr (Weights::kGroups)
-      x_sums = uniform(reinterpret_cast<const char*>(p.packed.step_sums + step * packed_sum_floats(Shape::kWaveRows)));
+      x_sums = uniform(
+          reinterpret_cast<const char*>(p.packed.step_sums + step * packed_sum_floats(kFamily, Shape::kWaveRows)));
   }
 
   // A step that lies within the columns.
@@ -86,7 +87,7 @@ struct GemmPacked {
         for (int j = 0; j < kStreams; ++j)
           stage.x[u][s][j] = load_vec16(from + ((u * kStrips + s) * kStreams + j) * 1024, lane * kSlotBytes);
     if constexpr (Weights::kGroups) {
-      const char* const sums_from = x_sums + int64_t(step) * (packed_sum_floats(Shape::kWaveRows) * 4);
+      const char* const sums_from = x_sums + int64_t(step) * (packed_sum_floats(kFamily, Shape::kWaveRows) * 4);
 #pragma unroll
       for (int s = 0; s < kStrips; ++s)
 #pragma unroll
@@ -162,7 +163,7 @@ struct GemmPacked {
 // next rows.
 template <class Weights, int kBatch, int kRows>
 __global__ __launch_bounds__(packed_threads(kBatch), 2) void gemm_packed_kernel(XLSTM_PARAM GemmParams kernel_arg) {
-  if constexpr (has_packed(kFamily)) {
+  if constexpr (kFamily == Family::cdna) {
     const GemmParams& p = *kernel_params(kernel_arg);
     extern __shared__ __align__(128) char lds[];
     const int passes = (p.batch + kBatch - 1) / kBatch, eight = int(blockIdx.x) / 8;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs x for gemm_packed_kernel: once a product, each float, times a norm's weight, becomes the sum of two bfloat16 at
-// the place where a wave's lane reads them (engine/gemm_mma/gemm_mma_shape.h). A block packs one row of the batch, and
-// computes its RMS norm's factor in the order of sums of gemm_mma_kernel for one row.
+// Packs x for gemm_packed_kernel and gemm_stream_k_kernel: once a product, each float, times a norm's weight, becomes
+// the sum of two bfloat16 at the place where a wave's lane reads them (engine/gemm_mma/gemm_mma_shape.h). A block packs
+// one row of the batch, and computes its RMS norm's factor in the order of sums of gemm_mma_kernel for one row.
 #pragma once
 
+#include "arch/nvidia/dependent_launch.h"
 #include "engine/gemm_mma/gemm_mma_inputs.h"
 
 namespace xlstm::gpu::engine {
@@ -13,7 +14,7 @@ constexpr int kPackThreads = 1024;
 struct PackParams {
   GemmParams product;
   int bits;       // of the weights, whose order of features x has
-  int wave_rows;  // of the batch
+  int wave_rows;  // of the batch: packed_together()
   bool gates;     // x is packed a second time, for bfloat16 gates
 };
 
@@ -42,10 +43,7 @@ struct InputPacker {
   const PackParams& p;
   int b, steps;
 
-  // The strip within a wave's rows, the rows of either part in it, and this block's among them.
-  XLSTM_DEVICE int half_rows() const { return p.wave_rows < 16 ? p.wave_rows : 16; }
-  XLSTM_DEVICE int strip() const { return b % p.wave_rows / half_rows(); }
-  XLSTM_DEVICE int row() const { return b % half_rows(); }
+  XLSTM_DEVICE int row() const { return b % p.wave_rows; }
 
   XLSTM_DEVICE void run(float* squares) const {
     const GemmParams& product = p.product;
@@ -81,29 +79,31 @@ struct InputPacker {
     store_parts(p.product.packed.x[0], p.bits, v, upper, lower);
     if constexpr (kQuantised) {
       const float sum = step_sum_of(upper, lower);
-      if (v % kStepVec8s == 0) {
-        float* const to = p.product.packed.step_sums +
-                          (int64_t(b / p.wave_rows) * steps + v / kStepVec8s) * packed_sum_floats(p.wave_rows) +
-                          strip() * 32 + row();
-        to[0] = sum, to[half_rows()] = 0;
-      }
+      if (v % kStepVec8s == 0) store_sum(sum, v / kStepVec8s);
       if (!p.gates) return;
       split_vec8<16>(y, upper, lower);
       store_parts(p.product.packed.x[1], 16, v, upper, lower);
     }
   }
+  XLSTM_DEVICE void store_sum(float sum, int step) const {
+    float* const to = p.product.packed.step_sums +
+                      (int64_t(b / p.wave_rows) * steps + step) * packed_sum_floats(kFamily, p.wave_rows);
+    if constexpr (kFamily == Family::nvidia) {
+      to[row()] = sum;
+    } else {  // in the order of a strip's rows
+      const int half_rows = p.wave_rows < 16 ? p.wave_rows : 16, at = row() / half_rows * 32 + row() % half_rows;
+      to[at] = sum, to[at + half_rows] = 0;
+    }
+  }
   XLSTM_DEVICE void store_parts(char* to, int bits, int v, const Vec16& upper, const Vec16& lower) const {
     const Vec8Coord at = vec8_coord(kFamily, bits, v % kStepVec8s);
     const int64_t step = int64_t(b / p.wave_rows) * steps + v / kStepVec8s;
-    const int vec16s = p.wave_rows < 16 ? 1 : 2;
-    char* const from_strip =
-        to + step * packed_step_bytes(p.wave_rows) + (at.unit * packed_strips(p.wave_rows) + strip()) * (vec16s * 1024);
-    const auto slot = [&](int part_row) {
-      const PackedSlot at_row = packed_slot(p.wave_rows < 16, part_row, at.vec16);
-      return reinterpret_cast<Vec16*>(from_strip + at_row.vec16 * 1024 + at_row.lane * kSlotBytes);
+    char* const from_step = to + step * packed_step_bytes(p.wave_rows);
+    const auto slot = [&](int half) {
+      return reinterpret_cast<Vec16*>(from_step + packed_offset(kFamily, p.wave_rows, at.unit, row(), half, at.vec16));
     };
-    *slot(row()) = upper;
-    *slot(half_rows() + row()) = lower;
+    *slot(0) = upper;
+    *slot(1) = lower;
   }
 };
 
@@ -113,6 +113,8 @@ __global__ __launch_bounds__(kPackThreads) void pack_kernel(XLSTM_PARAM PackPara
   if constexpr (has_packed(kFamily)) {
     const PackParams& p = *kernel_params(kernel_arg);
     extern __shared__ __align__(16) char lds[];
+    pdl_trigger();
+    pdl_wait();
     const InputPacker<kQuantised> packer{p, int(blockIdx.x), packed_steps(kFamily, p.product.columns)};
     packer.run(reinterpret_cast<float*>(lds));
   }

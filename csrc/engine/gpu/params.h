@@ -44,11 +44,13 @@ struct PackedX {
   char* x[2];        // in the order of features of the weights' format, and of bfloat16 gates beside quantised weights
   float* step_sums;  // of quantised weights' x
   float* rms_factors;  // of an RMS norm
+  float* partials;     // sums of parts, and how many parts of a tile are there: of engine/gemm_mma/gemm_stream_k.h
+  uint32_t* arrived;
 };
 
 struct GemmParams {
   int batch, columns, linear_count;
-  int stage_tiles, blocks;  // for gemm_mma/: see GemmMmaPlan
+  int stage_tiles, blocks, stages;  // for gemm_mma/: see GemmMmaPlan
   Input input;
   Output output;
   const float* x;       // (batch, columns)
@@ -73,7 +75,7 @@ struct EmbedParams {
   float* x;
   float* mailboxes;  // the embedding kernel fills these with kEmpty; their count is a multiple of four
   int64_t mailbox_floats;
-  uint32_t* arrived;  // and these with 0: the counters of heads_step.h
+  uint32_t* arrived;  // and these with 0: the counters of heads_step.h and of gemm_mma/gemm_stream_k.h
   int64_t arrived_count;
 };
 

@@ -79,6 +79,8 @@ void sync_cluster() {
   cluster->meeting.meet(threads, true, {"the cluster's barrier"});
 }
 
+uint32_t add_to_shared_word(uint32_t* to, uint32_t x) { return __atomic_fetch_add(to, x, __ATOMIC_ACQ_REL); }
+
 void write_shared_word(void* to, uint32_t word) {
   *static_cast<uint32_t*>(to) = word;
   cluster->grid.wake();

@@ -11,8 +11,9 @@ void sync_warp();
 void sync_named(int barrier, int threads);
 void arrive_named(int barrier, int threads);
 void sync_cluster();
-void write_shared_word(void* to, uint32_t word);  // of the grid's blocks
-bool wait_for_shared_words();                     // until another is written
+void write_shared_word(void* to, uint32_t word);        // of the grid's blocks
+uint32_t add_to_shared_word(uint32_t* to, uint32_t x);  // returns what it was
+bool wait_for_shared_words();                           // until another is written
 
 // Each lane hands a value over and sees all 32.
 const uint64_t* exchange(uint64_t value);

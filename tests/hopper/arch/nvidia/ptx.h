@@ -46,11 +46,15 @@ inline uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
 }
 
 inline void cp_async_16(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
+inline void cp_async_line(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
+inline void cp_async_4(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 4, bytes); }
 inline void cp_async_commit() { emulator::group_copies(); }
 template <int kLate>
 void cp_async_wait_group() {
   emulator::wait_for_copies(kLate);
 }
+
+inline uint32_t add_acq_rel_gpu(uint32_t* to, uint32_t x) { return emulator::add_to_shared_word(to, x); }
 
 inline void barrier_sync(int barrier, int threads) { emulator::sync_named(barrier, threads); }
 inline void barrier_arrive(int barrier, int threads) { emulator::arrive_named(barrier, threads); }
@@ -58,7 +62,6 @@ inline void barrier_arrive(int barrier, int threads) { emulator::arrive_named(ba
 // Of the mLSTM's common schedule, which is compiled here and not run.
 [[noreturn]] void no_common_schedule();
 inline void mma_float16(float*, const uint32_t*, uint32_t, uint32_t) { no_common_schedule(); }
-inline void cp_async_4(uint32_t, const void*) { no_common_schedule(); }
 inline void cp_async_wait_all() { no_common_schedule(); }
 
 }  // namespace xlstm::gpu
