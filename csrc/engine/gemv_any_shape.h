@@ -190,7 +190,7 @@ __global__ __launch_bounds__(kEngineThreads) void gemv_kernel(XLSTM_PARAM GemmPa
 }
 
 // x of each row of the batch is its token's embedding; NaN if the vocabulary has no such token, since a kernel raises
-// no error. It also empties the megakernel's mailboxes and the counters of heads_step.h.
+// no error. It also empties the megakernel's mailboxes and the counters of heads_step.h and gemm_mma/gemm_stream_k.h.
 template <int>
 __global__ __launch_bounds__(kEngineThreads) void embed_kernel(const EmbedParams p) {
   pdl_trigger();

@@ -33,7 +33,7 @@ int64_t mailbox_floats(const xlstm_decode& p, const Chip& chip) {
 struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
   float* mailboxes;   // of the megakernel
-  uint32_t* arrived;  // of heads_step
+  uint32_t* arrived;  // of heads_step and gemm_stream_k
   PackedX packed;     // for one product at a time
   int64_t arrived_count;
   char* step;
@@ -47,29 +47,36 @@ struct Memory {
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
     mailboxes = arena.take<float>(mailbox_floats(p, chip));
-    arrived_count = chip.family == Family::cdna ? B * p.heads : chip.family == Family::nvidia ? most_tiles(p) : 0;
+    arrived_count = chip.family == Family::cdna ? B * p.heads : most_tiles(p, chip);
     arrived = arena.take<uint32_t>(arrived_count);
     packed = packed_of(arena, p, chip);
     packed.arrived = arrived;
     step = arena.take<char>(int64_t(step_bytes));
   }
   // The most tiles of one of gemm_stream_k's products, which may be one more for each linear.
-  static int64_t most_tiles(const xlstm_decode& p) {
+  static int64_t most_tiles(const xlstm_decode& p, const Chip& chip) {
+    if (chip.family != Family::nvidia || p.batch <= most_unpacked(chip.family)) return 0;
     const int64_t projections = 2 * p.heads * (p.dqk + p.dhv + 1);
     return (std::max({projections, 2 * p.ffn, p.vocab, p.dim}) / kStreamKRows + kMaxLinears) *
            ceil_div(p.batch, kStreamKBatch[0]);
   }
-  // Memory for the longest packed x of the step, of quantised weights.
+  // Memory for the longest packed x of the step, of whichever format takes most.
   static PackedX packed_of(Arena& arena, const xlstm_decode& p, const Chip& chip) {
     const int64_t columns = std::max({p.dim, p.heads * p.dhv, p.ffn});
-    const GemmShape longest{p.batch, columns, false, 8, true, 0, nullptr};
-    const GemmMmaPlan plan = plan_gemm_mma(longest, chip);
-    if (!plan.packed) return {};
-    const PackedBytes bytes = packed_bytes(longest, plan, chip);
-    return {{arena.take<char>(bytes.x), arena.take<char>(bytes.x)},
-            arena.take<float>(bytes.step_sums / 4),
-            arena.take<float>(bytes.rms_factors / 4),
-            arena.take<float>(bytes.partials / 4),
+    PackedBytes most{};
+    for (const bool quantised : {false, true}) {
+      const GemmShape longest{p.batch, columns, false, quantised ? 8 : 16, quantised, 0, nullptr};
+      const GemmMmaPlan plan = plan_gemm_mma(longest, chip);
+      if (!plan.packed) return {};
+      const PackedBytes bytes = packed_bytes(longest, plan, chip);
+      most.x = std::max(most.x, bytes.x), most.step_sums = std::max(most.step_sums, bytes.step_sums);
+      most.rms_factors = std::max(most.rms_factors, bytes.rms_factors);
+      most.partials = std::max(most.partials, bytes.partials);
+    }
+    return {{arena.take<char>(most.x), arena.take<char>(most.x)},
+            arena.take<float>(most.step_sums / 4),
+            arena.take<float>(most.rms_factors / 4),
+            arena.take<float>(most.partials / 4),
             nullptr};
   }
 };
@@ -335,7 +342,7 @@ GemmParams head_of(const xlstm_decode& p, const Memory& at) {
 }
 
 void run_embed(const EmbedParams& p, Stream stream) {
-  const int64_t threads = std::max(p.batch * p.dim, ceil_div(p.mailbox_floats, 4));
+  const int64_t threads = std::max({p.batch * p.dim, ceil_div(p.mailbox_floats, 4), p.arrived_count});
   launch("decode embedding", embed_kernel<0>, {ceil_div(threads, kEngineThreads), kEngineThreads, 0}, stream, p);
 }
 

@@ -49,7 +49,7 @@ def steps_on_gpu(model: xLSTMLarge, begun: dict, x: Tensor) -> tuple[Tensor, dic
     return actual.cpu(), state
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 17, 64])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 9, 17, 31, 64])
 @pytest.mark.parametrize("dtype, bits", WEIGHTS, ids=lambda x: str(x))
 def test_error(dtype: torch.dtype, bits: int, batch: int) -> None:
     """No further from float64 than the layers are on the CPU, twice at the most; twice the same bits."""

@@ -54,7 +54,7 @@ GemmMmaPlan plan_stream_k(const GemmShape& p, const Chip& chip) {
   GemmMmaPlan plan{};
   plan.packed = true;
   for (const int batch : kStreamKBatch)
-    if (plan.batch < p.batch && batch <= most_stream_k_batch(p.bits < 16)) plan.batch = batch;
+    if (plan.batch < p.batch && batch <= most_stream_k_batch(p.converted)) plan.batch = batch;
   plan.rows = kStreamKRows;
   add_stages(plan, p.bits, chip);
   plan.early_launch = chip.hopper;

@@ -19,7 +19,7 @@ void launch_gemm_stream_k(const char* name, const GemmMmaPlan& plan, const GemmP
   if (plan.batch == 16) return launch(name, gemm_stream_k_kernel<Weights, 16>, grid, stream, p);
   if (plan.batch == 32) return launch(name, gemm_stream_k_kernel<Weights, 32>, grid, stream, p);
   if (plan.batch == 64) return launch(name, gemm_stream_k_kernel<Weights, 64>, grid, stream, p);
-  if constexpr (!Weights::kGroups) launch(name, gemm_stream_k_kernel<Weights, 128>, grid, stream, p);
+  if constexpr (!Weights::kConverted) launch(name, gemm_stream_k_kernel<Weights, 128>, grid, stream, p);
 }
 
 template void launch_gemm_stream_k<XLSTM_ELEMENT>(const char*, const GemmMmaPlan&, const GemmParams&, Stream);

@@ -7,8 +7,9 @@
 namespace xlstm::gpu::engine {
 
 constexpr int kStreamKBatch[] = {16, 32, 64, 128};  // the rows of the batch that kernels are made for
-// The sums of a group of quantised weights take as many registers as all sums.
-constexpr int most_stream_k_batch(bool groups) { return groups ? 64 : 128; }
+// The sums of a group of quantised weights take as many registers as all sums, and float16 has two parts. converted:
+// the weights are not bfloat16 in memory.
+constexpr int most_stream_k_batch(bool converted) { return converted ? 64 : 128; }
 constexpr int kStreamKRows = 128;     // of weights in a tile
 constexpr int kStreamKThreads = 256;  // four warps share a tile's rows, two its rows of the batch
 constexpr int kStreamKRowWarps = 4, kStreamKBatchWarps = 2;
