@@ -57,10 +57,9 @@ py::dict attention_gradients_shape(const std::string& family, int element_bytes,
 }
 
 // LDS of gemm_mma_kernel<weights, batch, rows> for rows of `columns` columns; None where the family has no such kernel.
-py::object gemm_mma_lds_bytes(const std::string& family, int bits, bool converted, int batch, int rows, int columns) {
+py::object gemm_mma_lds_bytes(const std::string& family, int bits, int batch, int rows, int columns) {
   const gpu::Family f = family_of(family);
-  if (!gpu::engine::has_gemm_mma(f, batch, converted) || !gpu::engine::has_gemm_mma_rows(f, batch, rows, bits < 16))
-    return py::none();
+  if (!gpu::engine::has_gemm_mma(f, batch) || !gpu::engine::has_gemm_mma_rows(batch, rows)) return py::none();
   return py::int_(gpu::engine::gemm_mma_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kMinLds[int(f)]));
 }
 
@@ -98,7 +97,7 @@ void add_shapes(py::module_& m) {
         "A block of the MLA kernel: rows, keys of a tile, values, blocks of a multiprocessor, LDS; None where the "
         "family has no such kernel.");
   m.def("packed_lds_bytes", packed_lds_bytes, "family"_a, "bits"_a, "batch"_a, "rows"_a);
-  m.def("matrix_lds_bytes", gemm_mma_lds_bytes, "family"_a, "bits"_a, "converted"_a, "batch"_a, "rows"_a, "columns"_a,
+  m.def("matrix_lds_bytes", gemm_mma_lds_bytes, "family"_a, "bits"_a, "batch"_a, "rows"_a, "columns"_a,
         "The LDS of a launch of a decode step's product; None where the family has no such kernel.");
   m.def("attention_gradients_shape", attention_gradients_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
         "of_keys"_a,

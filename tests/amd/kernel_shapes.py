@@ -182,8 +182,7 @@ def dq_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) 
 def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
     """As for the inputs of xLSTM-7B's blocks; the products of one step, of which a pass may have several."""
     of_bits = {"ByteWeights": 8, "E4m3fnWeights": 8, "E4m3fnuzWeights": 8, "NibbleWeights": 4}
-    bits, converted = of_bits.get(weights, 16), weights != "Bfloat16Weights"
-    lds = _native.matrix_lds_bytes(kernel.family, bits, converted, int(batch), int(rows), 4096)
+    lds = _native.matrix_lds_bytes(kernel.family, of_bits.get(weights, 16), int(batch), int(rows), 4096)
     if lds is None:
         return None
     inputs = 16 if batch == "1" else 2 * int(batch)  # rows of x's, each in two parts
