@@ -8,6 +8,7 @@
 
 #include "arch/chip.h"
 #include "arch/fragments.h"
+#include "arch/schedule.h"
 #include "build_info.h"
 
 namespace xlstm::gpu {
@@ -18,16 +19,6 @@ __global__ void nothing() {}  // a kernel to ask the runtime whether the library
 
 void check(Status status) {
   if (status != kSuccess) throw std::runtime_error(std::string("the current GPU: ") + status_text(status));
-}
-
-// XLSTM_HIP_GPU_SCHEDULE=common selects the schedule that every chip has, for comparisons. The variable is read at each
-// call, so that one process can time both.
-bool common_schedule() {
-  const char* asked = std::getenv("XLSTM_HIP_GPU_SCHEDULE");
-  const std::string schedule = asked ? asked : "";
-  if (schedule != "" && schedule != "auto" && schedule != "common")
-    throw std::runtime_error("XLSTM_HIP_GPU_SCHEDULE: expected auto or common, got " + schedule);
-  return schedule == "common";
 }
 
 Chip query_chip(int device) {
@@ -52,6 +43,15 @@ Chip query_chip(int device) {
 
 }  // namespace
 
+Schedule asked_schedule() {
+  const char* asked = std::getenv("XLSTM_HIP_GPU_SCHEDULE");
+  const std::string schedule = asked ? asked : "";
+  if (schedule == "" || schedule == "auto") return Schedule::automatic;
+  if (schedule == "common") return Schedule::common;
+  if (schedule == "persistent") return Schedule::persistent;
+  throw std::runtime_error("XLSTM_HIP_GPU_SCHEDULE: expected auto, common or persistent, got " + schedule);
+}
+
 Chip current_chip() {
   constexpr int kMaxDevices = 64;
   static std::array<Chip, kMaxDevices> known;
@@ -62,7 +62,7 @@ Chip current_chip() {
     std::call_once(asked[device],
                    [&] { known[device] = query_chip(device); });  // a query that throws is repeated by the next call
   Chip chip = device < kMaxDevices ? known[device] : query_chip(device);
-  chip.hopper = chip.hopper && !common_schedule();
+  chip.hopper = chip.hopper && asked_schedule() != Schedule::common;
   return chip;
 }
 

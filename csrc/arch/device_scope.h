@@ -10,6 +10,8 @@ namespace xlstm::gpu {
 #if defined(__CUDACC__)
 __device__ void store_device_scope(float* to, float x);
 __device__ float load_device_scope(const float* from);
+__device__ uint64_t load_device_scope(const uint64_t* from);
+__device__ void spin_pause();
 __device__ uint32_t add_device_scope(uint32_t* to, uint32_t x);
 __device__ void store_device_scope(uint32_t* to, uint32_t x);
 __device__ void wait_for_stores();
@@ -23,6 +25,11 @@ XLSTM_DEVICE void store_device_scope(uint32_t* to, uint32_t x) {
 XLSTM_DEVICE float load_device_scope(const float* from) {
   return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+XLSTM_DEVICE uint64_t load_device_scope(const uint64_t* from) {
+  return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+// Between two looks at a word: the compute unit's other waves issue meanwhile.
+XLSTM_DEVICE void spin_pause() { __builtin_amdgcn_s_sleep(1); }
 // Returns what was there before.
 XLSTM_DEVICE uint32_t add_device_scope(uint32_t* to, uint32_t x) {
   return __hip_atomic_fetch_add(to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -18,7 +18,7 @@ struct Grid {
   int threads, lds_bytes;
   bool early_launch = false;  // may begin before the previous kernel has ended: see arch/nvidia/dependent_launch.h
   int cluster = 0;            // blocks of a Hopper cluster, which access each other's shared memory; 0: no clusters
-  bool cooperative = false;   // NVIDIA: all blocks are resident at once, or the launch fails
+  bool cooperative = false;   // all blocks are resident at once, or the launch fails
 };
 
 // The maximum of LDS that a kernel declares statically. Static and dynamic LDS count together towards the 48 KB above

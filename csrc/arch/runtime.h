@@ -71,8 +71,11 @@ Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_by
   }
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
-  (void)early_launch, (void)cluster, (void)is_cooperative;
+  (void)early_launch, (void)cluster;
   const void* values[] = {&arguments...};
+  if (is_cooperative)
+    return hipLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(uint32_t(threads)),
+                                      const_cast<void**>(values), unsigned(lds_bytes), stream);
   return hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(uint32_t(threads)),
                          const_cast<void**>(values), size_t(lds_bytes), stream);
 #endif

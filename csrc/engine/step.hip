@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arch/launch.h"
+#include "arch/schedule.h"
 #include "base/arena.h"
 #include "engine/gemm_cluster/gemm_cluster_launch.h"
 #include "engine/gemm_mma/gemm_mma_launch.h"
@@ -17,6 +18,7 @@
 #include "engine/heads_step.h"
 #include "engine/kernels.h"
 #include "engine/megakernel/megakernel_launch.h"
+#include "engine/megakernel_cdna/megakernel_cdna_launch.h"
 #include "layer/gpu/kernels.h"
 #include "mlstm/recurrent/recurrent_call.h"
 
@@ -25,17 +27,37 @@ namespace {
 
 constexpr int kGemvBatch = 4;
 
+// Whether CDNA's megakernel may take a call, whatever its tensors. Memory for it does not depend on the schedule.
+bool may_persist(const xlstm_decode& p, const Chip& chip) {
+  return chip.family == Family::cdna && p.batch == 1 && p.head.data;
+}
+
 int64_t mailbox_floats(const xlstm_decode& p, const Chip& chip) {
-  if (!chip.hopper || p.batch != 1) return 0;
+  if (!may_persist(p, chip) && (!chip.hopper || p.batch != 1)) return 0;
   return mailboxes_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn).floats(p.blocks);
+}
+
+// The most tiles of one of gemm_stream_k's products, which may be one more for each linear.
+int64_t most_tiles(const xlstm_decode& p, const Chip& chip) {
+  if (p.batch <= most_unpacked(chip.family)) return 0;
+  const int64_t projections = 2 * p.heads * (p.dqk + p.dhv + 1);
+  return (std::max({projections, 2 * p.ffn, p.vocab, p.dim}) / kStreamKRows + kMaxLinears) *
+         ceil_div(p.batch, kStreamKBatch[0]);
+}
+
+// Counters of arrivals: on NVIDIA gemm_stream_k's tiles, on CDNA the heads of heads_step.
+int64_t arrivals(const xlstm_decode& p, const Chip& chip) {
+  if (chip.family == Family::nvidia) return most_tiles(p, chip);
+  if (chip.family != Family::cdna) return 0;
+  return p.batch * p.heads * (may_persist(p, chip) ? p.blocks : 1);
 }
 
 struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
   float* mailboxes;   // of the megakernel
-  uint32_t* arrived;  // of heads_step and gemm_stream_k
-  PackedX packed;     // for one product at a time
-  int64_t arrived_count;
+  uint32_t* arrived;  // arrivals() counters
+  MegakernelCdnaMemory cdna;
+  PackedX packed;  // for one product at a time
   char* step;
 
   Memory(Arena& arena, const xlstm_decode& p, const Chip& chip, size_t step_bytes) {
@@ -47,18 +69,14 @@ struct Memory {
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
     mailboxes = arena.take<float>(mailbox_floats(p, chip));
-    arrived_count = chip.family == Family::cdna ? B * p.heads : most_tiles(p, chip);
-    arrived = arena.take<uint32_t>(arrived_count);
+    arrived = arena.take<uint32_t>(arrivals(p, chip));
+    const bool persistent = may_persist(p, chip);
+    cdna.product = arena.take<GemmParams>(persistent ? p.blocks * kCdnaProducts + 1 : 0);
+    cdna.heads = arena.take<HeadsStepParams>(persistent ? p.blocks : 0);
+    cdna.mailboxes = mailboxes;
     packed = packed_of(arena, p, chip);
     packed.arrived = arrived;
     step = arena.take<char>(int64_t(step_bytes));
-  }
-  // The most tiles of one of gemm_stream_k's products, which may be one more for each linear.
-  static int64_t most_tiles(const xlstm_decode& p, const Chip& chip) {
-    if (chip.family != Family::nvidia || p.batch <= most_unpacked(chip.family)) return 0;
-    const int64_t projections = 2 * p.heads * (p.dqk + p.dhv + 1);
-    return (std::max({projections, 2 * p.ffn, p.vocab, p.dim}) / kStreamKRows + kMaxLinears) *
-           ceil_div(p.batch, kStreamKBatch[0]);
   }
   // Memory for the longest packed x of the step, of whichever format takes most.
   static PackedX packed_of(Arena& arena, const xlstm_decode& p, const Chip& chip) {
@@ -155,20 +173,26 @@ void add_linear(GemmParams& params, const xlstm_linear& w, float* to) {
 // ---- the mLSTM's step, then the norm of heads with the output gate, from h's inputs to at.normed
 
 bool fits_heads_step(const xlstm_decode& p, const mlstm::RecurrentPlan& plan, const Chip& chip) {
-  return chip.family == Family::cdna && plan.in_registers && p.dhv <= kMostHeadValues;
+  return chip.family == Family::cdna && plan.in_registers && p.dhv <= most_head_values(false);
 }
 
-void run_heads_step(const xlstm_decode& p, const xlstm_decode_block& block, const mlstm::RecurrentPlan& plan,
-                    const Memory& at, Stream stream) {
+HeadsStepParams heads_step_params(const xlstm_decode& p, const xlstm_decode_block& block, int64_t tiles,
+                                  const Memory& at) {
   HeadsStepParams to{};
-  to.step = one_token_params(p, plan.tiles);
-  to.step.interleaved_heads = plan.interleaved_heads;
+  to.step = one_token_params(p, tiles);
   to.q = at.q, to.k = at.k, to.v = at.v, to.i = at.i, to.f = at.f, to.o = at.o;
   to.c = block.c, to.n = block.n, to.m = block.m, to.h = at.h, to.y = at.normed;
   to.weight = {block.head_norm.weight.data, block.head_norm.weight.dtype};
   to.bias = {block.head_norm.bias.data, block.head_norm.bias.dtype};
   to.norm_eps = float(p.norm_eps);
   to.arrived = at.arrived;
+  return to;
+}
+
+void run_heads_step(const xlstm_decode& p, const xlstm_decode_block& block, const mlstm::RecurrentPlan& plan,
+                    const Memory& at, Stream stream) {
+  HeadsStepParams to = heads_step_params(p, block, plan.tiles, at);
+  to.step.interleaved_heads = plan.interleaved_heads;
   const auto kernel = plan.columns == 32 ? heads_step<32> : plan.columns == 16 ? heads_step<16> : heads_step<8>;
   launch("decode mLSTM step and heads", kernel, {plan.blocks, int(plan.threads), 0}, stream, to);
 }
@@ -416,6 +440,70 @@ bool suits_megakernel(const GemmParams& p, Kernel kernel, Input input) {
   return true;
 }
 
+// ---- CDNA's
+
+// Whether two products differ in pointers alone.
+bool same_records(const GemmParams& a, const GemmParams& b) {
+  for (int j = 0; j < a.linear_count; ++j) {
+    const DeviceLinear &v = a.linear[j], &w = b.linear[j];
+    if (v.rows != w.rows || v.row_bytes != w.row_bytes || v.code != w.code || v.bias.dtype != w.bias.dtype)
+      return false;
+  }
+  return a.weight.dtype == b.weight.dtype && same_kind(a, b);
+}
+
+bool suits_megakernel_cdna(const xlstm_decode& p, const std::vector<BlockGemms>& products, const GemmParams& head) {
+  const BlockGemms& first = products[0];
+  const auto suits = [&](const GemmParams& of, Input input) {
+    return of.input == input && std::all_of(of.linear, of.linear + of.linear_count, [&](const DeviceLinear& w) {
+             return kernel_of(of, w) == Kernel::bfloat16;
+           });
+  };
+  for (int64_t n = 0; n < p.blocks; ++n) {
+    const BlockGemms& of = products[size_t(n)];
+    const bool fits = is_aligned16(p.block[n].c) && is_aligned16(p.block[n].n) && suits(of.projections, Input::rms) &&
+                      suits(of.output, Input::plain) && suits(of.up, Input::rms) && suits(of.down, Input::plain) &&
+                      p.block[n].head_norm.weight.dtype == p.block[0].head_norm.weight.dtype &&
+                      p.block[n].head_norm.bias.dtype == p.block[0].head_norm.bias.dtype &&
+                      same_records(of.projections, first.projections) && same_records(of.output, first.output) &&
+                      same_records(of.up, first.up) && same_records(of.down, first.down);
+    if (!fits) return false;
+  }
+  return p.dhv <= most_head_values(true) && suits(head, Input::rms);
+}
+
+// Returns false if the megakernel does not take this model.
+bool run_megakernel_cdna(const xlstm_decode& p, const EmbedParams& table, const Memory& at, const Chip& chip,
+                         Stream stream) {
+  if (asked_schedule() != Schedule::persistent || !may_persist(p, chip)) return false;
+  std::vector<BlockGemms> products;
+  for (int64_t n = 0; n < p.blocks; ++n) products.push_back(gemms_of(p, p.block[n], at));
+  const BlockGemms& first = products[0];
+  const GemmParams head = head_of(p, at);
+  int64_t rows[kCdnaProducts + 1][kMaxLinears] = {};
+  int n = 0;
+  const auto shape = [&](const GemmParams& of) {
+    for (int j = 0; j < of.linear_count; ++j) rows[n][j] = of.linear[j].rows;
+    return GemmShape{1, of.columns, of.output == Output::swiglu, 16, false, of.linear_count, rows[n++]};
+  };
+  const MegakernelCdnaPlan plan = plan_megakernel_cdna(
+      {suits_megakernel_cdna(p, products, head),
+       p.heads,
+       p.dqk,
+       p.dhv,
+       {shape(first.projections), shape(first.output), shape(first.up), shape(first.down), shape(head)}},
+      chip);
+  if (!plan.blocks) return false;
+  const Mailboxes layout = mailboxes_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn);
+  EmbedParams embed = table;
+  embed.x = at.mailboxes, embed.mailboxes = at.mailboxes + layout.x;
+  embed.mailbox_floats = layout.floats(p.blocks) - layout.x;
+  run_embed(embed, stream);
+  const HeadsStepParams heads = heads_step_params(p, p.block[0], ceil_div(p.dhv, kCdnaStepColumns), at);
+  launch_megakernel_cdna<Bfloat16Weights>(plan, {p, products.data(), head, heads, layout, at.cdna}, stream);
+  return true;
+}
+
 }  // namespace
 
 size_t decode_workspace(const xlstm_decode& p, const Chip& chip) {
@@ -436,9 +524,10 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   table.batch = int(p.batch), table.dim = p.dim, table.vocab = p.vocab, table.tokens = p.tokens;
   table.table = {p.embedding.data, p.embedding.dtype};
   table.x = at.x;
-  table.arrived = at.arrived, table.arrived_count = at.arrived_count;
+  table.arrived = at.arrived, table.arrived_count = arrivals(p, chip);
   if constexpr (kHasHopperKernels)
     if (run_megakernel(p, table, at, chip, stream)) return;
+  if (run_megakernel_cdna(p, table, at, chip, stream)) return;
   run_embed(table, stream);
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& block = p.block[n];

@@ -100,6 +100,40 @@ def test_step_of_workgroups_that_take_turns(package: ModuleType, device: ModuleT
         check_step(dtype, bits, batch, changes, True)
 
 
+PERSISTENT = {"embedding_dim": 1024, "num_blocks": 2, "ffn_proj_factor": 1.0}
+PERSISTENT_CASES: dict[str, dict[str, Any]] = {
+    "two blocks": PERSISTENT,
+    "two heads, many words": {**PERSISTENT, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457},  # two rounds
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("changes", PERSISTENT_CASES.values(), ids=PERSISTENT_CASES)
+def test_step_in_one_launch(
+    package: ModuleType, device: ModuleType, monkeypatch: pytest.MonkeyPatch, changes: dict, seed: int
+) -> None:
+    """Whichever workgroup is faster: what one passes to another has the device's scope, and is waited for."""
+    monkeypatch.setenv("XLSTM_HIP_GPU_SCHEDULE", "persistent")
+
+    def launches() -> int:
+        found = [c for c in device.counters() if "megakernel_cdna" in c.kernel.name]
+        return sum(shape.launches for c in found for shape in c.shapes)
+
+    before = launches()
+    with device.schedule(seed):
+        check_step(torch.bfloat16, 0, 1, changes, True)
+    assert launches() == before + 1
+
+
+def test_a_batch_takes_launches(package: ModuleType, device: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule is a permission: what one launch does not take is computed as ever."""
+    monkeypatch.setenv("XLSTM_HIP_GPU_SCHEDULE", "persistent")
+    check_step(torch.bfloat16, 0, 2, {}, True)
+    monkeypatch.setenv("XLSTM_HIP_GPU_SCHEDULE", "other")
+    with pytest.raises(RuntimeError, match="XLSTM_HIP_GPU_SCHEDULE: expected auto, common or persistent, got other"):
+        check_step(torch.bfloat16, 0, 1, {}, True)
+
+
 def check_step(dtype: torch.dtype, bits: int | dict, batch: int, changes: dict[str, Any], head: bool) -> None:
     from support.peer_models import relative, small_model, tokens
     from xlstm_hip._core.ops import OPS

@@ -55,10 +55,11 @@ XLSTM_DEVICE int passes(const GemmParams& p) {
   return (p.batch + kBatch - 1) / kBatch;
 }
 
-template <class Weights, int kBatch, int kRows, int kMaxDepth = 64>
+template <class Weights, int kBatch, int kRows, int kMaxDepth = 64,
+          class ShapeOf = GemmMmaShape<Weights, kBatch, kRows, kMaxDepth != 64>>
 struct GemmMma {
   using E = BFloat16;
-  using Shape = GemmMmaShape<Weights, kBatch, kRows, kMaxDepth != 64>;
+  using Shape = ShapeOf;
   static constexpr bool kSingle = Shape::kSingle;
   static constexpr int kChains = Shape::kChains, kStrips = Shape::kStrips, kUnits = Shape::kUnits;
   static constexpr int kSplit = Shape::kSplit, kColumns = Shape::kColumns, kSplitKWaves = Shape::kSplitKWaves;
@@ -84,6 +85,8 @@ struct GemmMma {
       : p(params),
         inputs(params, norm_stats, lds, first_row(params), rows_from(params, first_row(params))),
         sums(reinterpret_cast<float*>(lds + params.stage_tiles * x_tile_bytes(kFamily, kBatch, Weights::kGroups))) {}
+  XLSTM_DEVICE GemmMma(const GemmParams& params, typename Shape::NormStats& norm_stats, char* lds, float* sum_buffers)
+      : p(params), inputs(params, norm_stats, lds, 0, 1), sums(sum_buffers) {}
 
   XLSTM_DEVICE EpilogueRows epilogue_rows() const {
     return {unit_rows, inputs.first, inputs.count, inputs.normed() ? inputs.rms_factors() : nullptr};
@@ -222,45 +225,64 @@ struct GemmMma {
   // One x, all of it in LDS. The loop has no branches: the compiler waits for all loads where paths join. A lane's slot
   // d of the pipeline is refilled with the unit's step d + kDepth, or with step d of the next unit.
   XLSTM_DEVICE void run_single(const UnitRange& range) {
-    const int full = full_steps<Shape>(p.columns), tiles = tiles_of(kFamily, p.columns);
-    Rows rows = Rows::at(p, range.begin);
-    UnitLinears linears = UnitLinears::of(p, rows.unit);
+    UnitSource source = UnitSource::of(p, range.begin);
     Step steps[kDepth];
-    const auto clamped = [&](int step) { return step < full ? step : full - 1; };
-    if (full > 0)
-#pragma unroll
-      for (int d = 0; d < kDepth; ++d) steps[d].fetch_inside(linears, rows, clamped(d));
+    source.fetch_first(steps);
     inputs.fetch_first(0);
     load_stage(0, 1, true, false, [] {});
+    multiply_units(range, steps, source, [&](bool more, int unit) {
+      UnitSource next = UnitSource::of(p, more ? unit + range.stride : unit);
+      if (!more) next.rows.stay();
+      return next;
+    });
+  }
+  // Where a unit's weights come from.
+  struct UnitSource {
+    Rows rows;
+    UnitLinears linears;
+    int full;  // steps of this wave
+
+    XLSTM_DEVICE static UnitSource of(const GemmParams& p, int unit) {
+      const Rows rows = Rows::at(p, unit);
+      return {rows, UnitLinears::of(p, rows.unit), full_steps<Shape>(p.columns)};
+    }
+    XLSTM_DEVICE int clamped(int step) const { return step < full ? step : full - 1; }
+    XLSTM_DEVICE void fetch_first(Step (&steps)[kDepth]) const {
+      if (full > 0)
+#pragma unroll
+        for (int d = 0; d < kDepth; ++d) steps[d].fetch_inside(linears, rows, clamped(d));
+    }
+  };
+  // All units of the range; `steps` are the first unit's. next_of(more, unit): what is loaded behind this unit, which
+  // is the range's last if there are no more.
+  template <class NextOf>
+  XLSTM_DEVICE void multiply_units(const UnitRange& range, Step (&steps)[kDepth], UnitSource& source,
+                                   NextOf&& next_of) {
     for (int unit = range.begin; unit < range.end; unit += range.stride) {
-      const bool more = unit + range.stride < range.end;
-      Rows next = Rows::at(p, more ? unit + range.stride : unit);
-      if (!more) next.stay();
-      const UnitLinears next_linears = UnitLinears::of(p, next.unit);
-      unit_rows = rows.unit;
+      const UnitSource next = next_of(unit + range.stride < range.end, unit);
+      unit_rows = source.rows.unit;
       sums.clear();
       const GroupFormat groups = GroupFormat::of(p.linear[unit_rows.linear]);
-      if (full > 0) multiply_full(steps, full, groups, rows, linears, next, next_linears);
-      if (full < tiles) {
+      if (source.full > 0) multiply_full(steps, groups, source, next);
+      if (source.full * Shape::kTileFeatures + k_wave() * kStepFeatures < p.columns) {
         Step step;
-        step.fetch(p, rows, full);
-        multiply_step(step, groups, k_wave() + full * kSplitKWaves);
+        step.fetch(p, source.rows, source.full);
+        multiply_step(step, groups, k_wave() + source.full * kSplitKWaves);
       }
       if (unit == range.begin) inputs.compute_rms_factors();
       sums.epilogue(p, epilogue_rows());
-      rows = next, linears = next_linears;
+      source = next;
     }
   }
-  XLSTM_DEVICE void multiply_full(Step (&steps)[kDepth], int full, const GroupFormat& groups, const Rows& rows,
-                                  const UnitLinears& linears, const Rows& next, const UnitLinears& next_linears) {
+  XLSTM_DEVICE void multiply_full(Step (&steps)[kDepth], const GroupFormat& groups, const UnitSource& source,
+                                  const UnitSource& next) {
+    const int full = source.full;
     const auto multiply_and_fetch = [&](int d, int step) {
       multiply_step(steps[d], groups, k_wave() + step * kSplitKWaves);
       sched_barrier();  // the compiler would move loads to their use
       const bool inside = step + kDepth < full;
-      steps[d].fetch_inside(UnitLinears::either(inside, linears, next_linears), Rows::either(inside, rows, next),
-                            inside     ? step + kDepth
-                            : d < full ? d
-                                       : full - 1);
+      steps[d].fetch_inside(UnitLinears::either(inside, source.linears, next.linears),
+                            Rows::either(inside, source.rows, next.rows), inside ? step + kDepth : next.clamped(d));
       sched_barrier();
     };
     int step = 0;

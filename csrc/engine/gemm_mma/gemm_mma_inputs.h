@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/gemm_mma/gemm_mma_shape.h"
+#include "engine/gpu/device_mailbox.h"
 #include "engine/gpu/prologue_epilogue.h"
 #include "engine/gpu/weight_formats.h"
 #include "tile/columns.h"
@@ -12,10 +13,20 @@ namespace xlstm::gpu::engine {
 
 static_assert(kGemmMmaThreads == kEngineThreads);
 
+// Units of as many rows as a kernel has slots for: for SwiGLU half of them, of each of two linears.
+template <int kRows>
+struct FullUnits {
+  static constexpr bool kPublishes = false;  // x and outputs are tensors, not mailboxes (engine/gpu/device_mailbox.h)
+  XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.output == Output::swiglu ? kRows / 2 : kRows; }
+  // The row that a slot loads.
+  XLSTM_DEVICE static int row_in_unit(const GemmParams&, int slot) { return slot; }
+  XLSTM_DEVICE static int thread() { return int(threadIdx.x); }  // of those that add up and store a unit's sums
+};
+
 // The constants of a kernel for kBatch rows of the batch and kRows rows of weights. kSharesRegisters: the kernel also
 // contains another such loop, so registers are fewer.
 template <class Weights, int kBatch, int kRows, bool kSharesRegisters = false>
-struct GemmMmaShape {
+struct GemmMmaShape : FullUnits<kRows> {
   using E = BFloat16;
   static constexpr bool kSingle = kBatch == 1;  // the single x lies in LDS as a whole
   static constexpr int kBatchRows = kBatch, kThreads = kGemmMmaThreads;
@@ -141,13 +152,19 @@ struct GemmMmaInputs {
   }
   XLSTM_DEVICE void fetch_inputs(int stage, int burst) {
     const int begin = stage * p.stage_tiles * Shape::kTileChunks;
+    [[maybe_unused]] const float* mailbox[kBurstVec8s];
 #pragma unroll
     for (int i = 0; i < kBurstVec8s; ++i) {
       const int k = (begin + chunk_of(burst, i)) * kChunkFeatures + thread_vec8() * kVec8;
       const bool inside = k < p.columns;
       const int b = row_of(burst, i);
-      read_vec8(p.x + (inside && b < count ? int64_t(first + b) * p.columns + k : 0), x[i]);
+      const float* const from = p.x + (inside && b < count ? int64_t(first + b) * p.columns + k : 0);
+      if constexpr (!Shape::kPublishes)
+        read_vec8(from, x[i]);
+      else
+        mailbox[i] = from;
     }
+    if constexpr (Shape::kPublishes) device_mailbox::spin(mailbox, x);
   }
   // The weights of a norm. No kernel of a step writes them, so the first may be loaded before earlier kernels have
   // ended.

@@ -126,7 +126,7 @@ struct GemmSums {
     int slot, b;
   };
   XLSTM_DEVICE static Coord output_coord(int n, bool is_swiglu) {
-    const int at = int(threadIdx.x) + n * Shape::kThreads;
+    const int at = Shape::thread() + n * Shape::kThreads;
     return {is_swiglu ? at % (kRows / 2) : at % kRows, is_swiglu ? at / (kRows / 2) : at / kRows};
   }
 
@@ -190,6 +190,7 @@ struct GemmSums {
       const Coord at = output_coord(n, is_swiglu);
       const int b = at.b, row = rows.unit.first + at.slot;
       if (b >= rows.count || row >= p.linear[rows.unit.linear].rows) continue;
+      if (Shape::kPublishes && at.slot >= Shape::unit_rows(p)) continue;
       const float factor = rows.rms_factors ? rows.rms_factors[b] : 1.0f;
       const auto linear_output = [&](int linear, const float(&parts)[2]) {
         const DeviceLinear& w = p.linear[linear];
@@ -197,8 +198,11 @@ struct GemmSums {
         return w.bias.data ? y + value_of(w.bias, row) : y;
       };
       const float y = linear_output(rows.unit.linear, total[0][n]);
-      store_output(p, p.output, rows.unit.linear, row, rows.first + b,
-                   is_swiglu ? swiglu(y, linear_output(1, total[1][n])) : y);
+      const float output = is_swiglu ? swiglu(y, linear_output(1, total[1][n])) : y;
+      if constexpr (Shape::kPublishes)
+        device_mailbox::publish_output(p, rows.unit.linear, row, output);
+      else
+        store_output(p, p.output, rows.unit.linear, row, rows.first + b, output);
     }
   }
 };

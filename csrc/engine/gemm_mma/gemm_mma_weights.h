@@ -26,18 +26,23 @@ XLSTM_DEVICE int units_of(const GemmParams& p, bool quantised) {
     if (matches_kind(p.linear[linear], quantised)) units += (p.linear[linear].rows + kRows - 1) / kRows;
   return units;
 }
-template <int kRows>
-XLSTM_DEVICE UnitRows rows_of_unit(const GemmParams& p, bool quantised, int unit) {
-  if (p.output == Output::swiglu) return {0, unit * (kRows / 2)};
-  int linear = 0, last = 0;
+// Past the last unit, rows past the last row.
+XLSTM_DEVICE UnitRows rows_of_unit(const GemmParams& p, bool quantised, int unit, int unit_rows) {
+  if (p.output == Output::swiglu) return {0, unit * unit_rows};
+  int linear = 0, last = 0, before = 0;
   for (; linear < p.linear_count; ++linear) {
     if (!matches_kind(p.linear[linear], quantised)) continue;
-    const int units = (p.linear[linear].rows + kRows - 1) / kRows;
+    const int units = (p.linear[linear].rows + unit_rows - 1) / unit_rows;
     last = linear;
+    unit -= before;
     if (unit < units) break;
-    unit -= units;
+    before = units;
   }
-  return {last, unit * kRows};
+  return {last, unit * unit_rows};
+}
+template <int kRows>
+XLSTM_DEVICE UnitRows rows_of_unit(const GemmParams& p, bool quantised, int unit) {
+  return rows_of_unit(p, quantised, unit, FullUnits<kRows>::unit_rows(p));
 }
 
 // A unit's rows, and where this lane reads them.
@@ -58,14 +63,14 @@ struct LaneRows {
   XLSTM_DEVICE static RowCoord row_of_slot(const GemmParams& p, const UnitRows& unit, int slot) {
     const bool is_swiglu = p.output == Output::swiglu;
     const int of = is_swiglu ? slot / (kRows / 2) : unit.linear,
-              row = unit.first + (is_swiglu ? slot % (kRows / 2) : slot);
+              row = unit.first + Shape::row_in_unit(p, is_swiglu ? slot % (kRows / 2) : slot);
     const int rows = p.linear[of].rows;
     return {of, row < rows ? row : rows - 1};
   }
   XLSTM_DEVICE static LaneRows at(const GemmParams& kernel_arg, int unit) {
     const GemmParams& p = *reload_params(&kernel_arg);
     LaneRows rows;
-    rows.unit = rows_of_unit<kRows>(p, Weights::kGroups, unit);
+    rows.unit = rows_of_unit(p, Weights::kGroups, unit, Shape::unit_rows(p));
     const int lane = lane_id();
 #pragma unroll
     for (int c = 0; c < kChains; ++c) {

@@ -17,7 +17,7 @@
 namespace xlstm::gpu::engine {
 
 template <class Weights, int kBatch, int kRows>
-struct GemmPackedShape {
+struct GemmPackedShape : FullUnits<kRows> {
   static constexpr bool kSingle = false, kHalf = kBatch == 8, kRing = false, kLaneSharded = false;
   static constexpr int kBatchRows = kBatch, kThreads = packed_threads(kBatch), kWaveRows = packed_wave_rows(kBatch);
   static constexpr int kChains = kRows / kStripColumns, kSplit = kHalf ? kBatch : split_rows(kFamily),

@@ -61,7 +61,9 @@ struct GemmParams {
   const uint8_t* keep;
   float* to[kMaxLinears];  // outputs of each linear: (batch, rows)
   DeviceLinear linear[kMaxLinears];
-  PackedX packed;  // for kernels that take x so
+  PackedX packed;              // for kernels that take x so
+  int unit_rows, unit_rounds;  // for megakernel_cdna/: see MegakernelCdnaPlan
+  const float* residual;       // and the mailboxes to which Output::add adds
 };
 
 // The bits of an empty mailbox (engine/megakernel/mailbox.h): a NaN that no kernel publishes.

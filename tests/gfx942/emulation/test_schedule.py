@@ -133,10 +133,22 @@ def test_a_long_loop_is_no_deadlock(device: ModuleType, module: ModuleType) -> N
 def test_a_launch_that_takes_turns_is_not_sampled(device: ModuleType, module: ModuleType) -> None:
     device.set_recording(1000)
     try:
-        with pytest.raises(device.HipError, match="can be neither recorded nor sampled"):
-            module.launch_cooperative("chain", 2, 64, (np.zeros(2, np.uint32),))
+        with device.schedule(1), pytest.raises(device.HipError, match="can be neither recorded nor sampled"):
+            module.launch("counts", 2, 64, (np.zeros(128, np.uint32), 1))
     finally:
         device.set_recording(0)
+
+
+def test_a_cooperative_launch_is_recorded_without_its_waits(device: ModuleType, module: ModuleType) -> None:
+    """It runs in turns first; when it is recorded, all flags are set."""
+    flag = np.zeros(2, np.uint32)
+    device.set_recording(1000)
+    try:
+        module.launch_cooperative("chain", 2, 64, (flag,))
+    finally:
+        device.set_recording(0)
+        device.forget_recordings()
+    assert list(flag) == [2, 1]
 
 
 def test_a_seed_that_is_none(device: ModuleType) -> None:

@@ -188,14 +188,19 @@ void launch(const Function& function, const Shape& shape, const Arguments& argum
                                                        std::to_string(workgroups_of(shape)) +
                                                        " blocks; the chip holds " + std::to_string(held) + " at once");
   const bool takes_turns = cooperative || runtime().schedule;
-  if (takes_turns && (runtime().recorded_instructions || runtime().options.sample != 1))
+  const uint64_t recorded = runtime().recorded_instructions;
+  if (takes_turns && ((recorded && !cooperative) || runtime().options.sample != 1))
     throw Error(hipErrorNotSupported,
                 code.name + ": a launch whose workgroups take turns can be neither recorded nor sampled");
   ++record.launches[shape];
-  if (takes_turns)
+  if (cooperative && recorded) {  // after all have run, no workgroup waits for another
+    Tally uncounted(code.instructions.size());
+    run_in_turns(l, uncounted, runtime().schedule);
+  }
+  if (recorded)
+    runtime().recorded.emplace_back(&function, gfx942::record(l, record.tally, recorded));
+  else if (takes_turns)
     run_in_turns(l, record.tally, runtime().schedule);
-  else if (const uint64_t instructions = runtime().recorded_instructions)
-    runtime().recorded.emplace_back(&function, gfx942::record(l, record.tally, instructions));
   else
     run(l, record.tally, runtime().options);
 }

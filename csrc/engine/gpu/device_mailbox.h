@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// CDNA: mailboxes, floats that blocks of one launch hand to each other (engine/megakernel_cdna/megakernel_cdna.h). As
+// on Hopper (engine/megakernel/mailbox.h), a mailbox begins as kEmpty, its producer publishes it once, and a consumer
+// spins until it is not empty. Loads and stores have the scope of the device, since each of an MI300X's dies has an L2
+// of its own. A mailbox is its own flag, so nothing has to be released or acquired.
+#pragma once
+
+#include "arch/device_scope.h"
+#include "engine/gpu/prologue_epilogue.h"
+
+namespace xlstm::gpu::engine::device_mailbox {
+
+// At most once for each mailbox.
+XLSTM_DEVICE void publish(float* to, float x) { store_device_scope(to, not_empty(x)); }
+
+// kCount mailboxes: at(n) has the address of mailbox n. All loads are issued before the first is waited for.
+template <int kCount, class At>
+XLSTM_DEVICE void spin_each(At&& at, float (&to)[kCount]) {
+  bool is_empty;
+  while (true) {
+    is_empty = false;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) to[n] = load_device_scope(at(n));
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) is_empty |= as_bits(to[n]) == kEmpty;
+    if (!any_lane(is_empty)) return;
+    spin_pause();
+  }
+}
+// Pairs of mailboxes, at multiples of 8 bytes.
+template <int kPairs, class At>
+XLSTM_DEVICE void spin_pairs(At&& at, float (&to)[2 * kPairs]) {
+  bool is_empty;
+  while (true) {
+    uint64_t bits[kPairs];
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) bits[n] = load_device_scope(reinterpret_cast<const uint64_t*>(at(n)));
+    is_empty = false;
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const uint32_t low = uint32_t(bits[n]), high = uint32_t(bits[n] >> 32);
+      is_empty |= low == kEmpty || high == kEmpty;
+      to[2 * n] = as_float(low), to[2 * n + 1] = as_float(high);
+    }
+    if (!any_lane(is_empty)) return;
+    spin_pause();
+  }
+}
+// Vec8s of mailboxes.
+template <int kCount>
+XLSTM_DEVICE void spin(const float* const (&from)[kCount], float (&to)[kCount][kVec8]) {
+  float x[kCount * kVec8];
+  spin_pairs<kCount * kVec8 / 2>([&](int n) { return from[n / 4] + n % 4 * 2; }, x);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int e = 0; e < kVec8; ++e) to[i][e] = x[i * kVec8 + e];
+}
+
+// The epilogue's counterpart of store_output, for the single row of the batch. The residual is x of this row, which
+// this block has seen in full.
+XLSTM_DEVICE void publish_output(const GemmParams& p, int linear, int row, float y) {
+  if (p.output == Output::add)
+    y += load_device_scope(p.residual + row);
+  else if (p.output == Output::store)
+    y = cap_and_mask(p, linear, 0, y);
+  publish(p.to[linear] + row, y);
+}
+
+}  // namespace xlstm::gpu::engine::device_mailbox

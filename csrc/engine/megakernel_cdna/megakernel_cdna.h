@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// CDNA's megakernel: a decode step of one row of the batch, from its embedding to logits, in one persistent cooperative
+// launch.
+//
+// Maths: as in engine/megakernel/megakernel.h, by the products of gemm_mma.h and the step of heads_step.h.
+//
+//   projections  q, k, v, o, i, f = W rms(x)                            i and f with the soft cap
+//   heads        C, n, m, h = mLSTM step(q, k, v, i, f),  y = heads(h) sigmoid(o)
+//   output       x  += W y
+//   up           u   = silu(W rms(x)) (W' rms(x))
+//   down         x  += W u
+//
+// and after the last block of the model, logits = cap(W rms(x)).
+//
+// Who owns what: a compute unit has one block of two groups of four waves. LDS has the product's x, for both groups;
+// each group takes units of rows of weights in turn, and its waves split the features. A unit has as many rows as give
+// all groups the same (unit_rows, at most the kernel's slots for rows): a slot beyond them loads the last row again. So
+// no compute unit waits for one with more rows. All groups have equally many units: past the product's last unit a
+// group loads the last row again, and stores nothing. A block also owns tiles of C of 16 columns.
+//
+// Timeline of a product in a group: the first weights of the next product are loaded behind the last of this one, and
+// are on their way while the epilogue, the next wait for x and its way to LDS take place.
+//
+//   weights  | the unit's steps ...... | the next product's first steps ............ | its next steps ...
+//   waves    | products                | epilogue, publish | spin for x, split x, LDS | products
+//
+// Mailboxes (engine/gpu/device_mailbox.h), one set for each block of the model; embed_kernel empties them. The heads'
+// counters of arrivals are one for each head of each block of the model.
+//
+//   mailbox              producer                               consumer
+//   x                    embed_kernel, or down                  projections, head; output as the residual
+//   q, k, v, i, f, o     projections                            heads
+//   y                    heads: a head's last block             output
+//   x + output           output                                 up; down as the residual
+//   u                    up                                     down
+//
+// Barriers are those of gemm_mma.h and heads_step.h, of the whole block: both groups have equally many units. After a
+// tile a barrier frees LDS for the next x.
+//
+// Params: products' params and the heads' params are in memory, a record for each product and block of the model, since
+// a kernel's own params have room for 4 KB. write_records_kernel writes them ahead of this kernel.
+//
+// Floor: the bytes of the weights over the bandwidth of memory (docs/lab/gfx942.md has what is predicted).
+#pragma once
+
+#include "engine/gemm_mma/gemm_mma.h"
+#include "engine/heads_step.h"
+#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
+
+namespace xlstm::gpu::engine {
+
+// A group's products: those of gemm_mma at one row, with x from mailboxes and outputs to mailboxes.
+template <class Weights>
+struct MegakernelCdnaShape : GemmMmaShape<Weights, 1, kCdnaUnitSlots> {
+  static constexpr bool kPublishes = true;
+  static constexpr int kChunkLanes = kMegakernelCdnaThreads / GemmMmaShape<Weights, 1, kCdnaUnitSlots>::kChunkVec8s;
+
+  XLSTM_DEVICE static int k_wave() { return wave_id() % (kGemmMmaThreads / kWave); }
+  XLSTM_DEVICE static int group() { return uniform(wave_id() / (kGemmMmaThreads / kWave)); }
+  XLSTM_DEVICE static int thread() { return int(threadIdx.x) % kGemmMmaThreads; }
+  XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.unit_rows; }
+  XLSTM_DEVICE static int row_in_unit(const GemmParams& p, int slot) {
+    return slot < p.unit_rows ? slot : p.unit_rows - 1;
+  }
+};
+
+struct MegakernelCdnaParams {
+  const GemmParams* product;     // of each block of the model: projections, output, up, down; then the head
+  const HeadsStepParams* heads;  // of each block of the model
+  int products, sums_at;         // sums_at: bytes from the beginning of LDS, behind x
+};
+
+template <class Weights>
+struct MegakernelCdna {
+  using Shape = MegakernelCdnaShape<Weights>;
+  using Gemm = GemmMma<Weights, 1, kCdnaUnitSlots, 64, Shape>;
+  using Tile = mlstm::HeadTile<float, kCdnaStepColumns>;
+  using HeadsLds = HeadsStepLds<kCdnaStepColumns, kMegakernelCdnaThreads>;
+
+  const MegakernelCdnaParams& p;
+  char* lds;
+  typename Shape::NormStats& norm_stats;
+  HeadsLds& heads_lds;
+
+  XLSTM_DEVICE static int group() { return int(blockIdx.x) + Shape::group() * int(gridDim.x); }
+  XLSTM_DEVICE static int groups() { return kCdnaGroups * int(gridDim.x); }
+  XLSTM_DEVICE const GemmParams& product(int n) const { return *reload_params(p.product + n); }
+
+  // q, k and the tile's part of v go to LDS; the gates to the threads that compute with them.
+  XLSTM_DEVICE void fetch_token(const HeadsStepParams& of, int64_t state, int index) const {
+    const int keys = of.step.q.columns, pairs = keys + kCdnaStepColumns / 2;
+    float* const token = reinterpret_cast<float*>(lds);
+    for (int n = int(threadIdx.x); n < pairs; n += kMegakernelCdnaThreads) {
+      const float* const from = n < keys / 2 ? of.q + state * keys + 2 * n
+                                : n < keys
+                                    ? of.k + state * keys + 2 * n - keys
+                                    : of.v + state * of.step.v.columns + index * kCdnaStepColumns + 2 * (n - keys);
+      float pair[2];
+      device_mailbox::spin_pairs<1>([&](int) { return from; }, pair);
+      token[2 * n] = pair[0], token[2 * n + 1] = pair[1];
+    }
+  }
+  XLSTM_DEVICE void step_heads(int block) const {
+    const HeadsStepParams& of = *reload_params(p.heads + block);
+    const int keys = of.step.q.columns, values = of.step.v.columns, heads = int(of.step.where.heads);
+#pragma unroll 1
+    for (int n = int(blockIdx.x); n < heads * of.step.tiles; n += int(gridDim.x)) {
+      const int64_t state = n % heads;  // a head's tiles, which share lines of C, are on one die
+      const int index = n / heads;
+      Tile tile(of.step, index);
+      tile.load(of.c + state * keys * values, of.n + state * keys);  // the state before this token, ahead of the wait
+      mlstm::OneGate gate;
+      if (gate.computes) {
+        float x[1];
+        gate.m = double(of.m[state]);
+        device_mailbox::spin_each<1>([&](int) { return (gate.is_input ? of.i : of.f) + state; }, x);
+        gate.x = double(x[0]);
+      }
+      fetch_token(of, state, index);
+      gate.compute(of.step, heads_lds.one);
+      __syncthreads();
+      const float* const token = reinterpret_cast<const float*>(lds);
+      tile.q_at = token + tile.row, tile.k_at = token + keys + tile.row;
+      tile.v_at = token + 2 * keys + tile.column - index * kCdnaStepColumns;
+      tile.fetch();
+      step_tile<true>(of, tile, state, index, heads_lds);
+      __syncthreads();
+    }
+  }
+
+  XLSTM_DEVICE void run() const {
+    typename Gemm::UnitSource source = Gemm::UnitSource::of(product(0), group());
+    typename Gemm::Step steps[Gemm::kDepth];
+    source.fetch_first(steps);
+    float* const sums =
+        reinterpret_cast<float*>(lds + p.sums_at) + Shape::group() * (sum_buffer_bytes(kFamily, 1, kCdnaUnitSlots) / 4);
+#pragma unroll 1
+    for (int n = 0; n < p.products; ++n) {
+      if (n % kCdnaProducts == kCdnaOutput) step_heads(n / kCdnaProducts);
+      const GemmParams& of = product(n);
+      Gemm gemm(of, norm_stats, lds, sums);
+      gemm.inputs.fetch_first(0);
+      gemm.load_stage(0, 1, true, false, [] {});
+      gemm.multiply_units({group(), of.unit_rounds * groups(), groups()}, steps, source, [&](bool more, int unit) {
+        const int next = more || n + 1 == p.products ? n : n + 1;  // the head's first weights follow its last
+        return Gemm::UnitSource::of(product(next), more ? unit + groups() : group());
+      });
+    }
+  }
+};
+
+template <class Weights>
+__global__ __launch_bounds__(kMegakernelCdnaThreads, 2) void megakernel_cdna(const MegakernelCdnaParams kernel_arg) {
+  if constexpr (kFamily == Family::cdna) {
+    using Kernel = MegakernelCdna<Weights>;
+    const MegakernelCdnaParams& p = *kernel_params(kernel_arg);
+    __shared__ typename Kernel::Shape::NormStats norm_stats;
+    __shared__ typename Kernel::HeadsLds heads_lds;
+    extern __shared__ __align__(128) char lds[];
+    Kernel{p, lds, norm_stats, heads_lds}.run();
+  }
+}
+
+// Records that differ in a few pointers: a base, whose pointers at pointer_at are those of each record, and whose
+// pointers at shift_at point to mailboxes, which lie alike for each block of the model.
+template <class Record>
+struct RecordsParams {
+  static constexpr int kMostEach = 32, kBytes = 4000;
+  static constexpr int kMost = (kBytes - int(sizeof(Record)) - 64 - 4 * kMostEach) / 8;
+
+  Record base;
+  Record* to;
+  int64_t shift_bytes;  // of a record against the one before
+  int first, stride, each, shifts;
+  uint16_t pointer_at[kMostEach], shift_at[kMostEach];  // bytes from the beginning of a record
+  const void* pointer[kMost];                           // `each` of each record
+};
+
+// A block writes a record.
+template <class Record>
+__global__ __launch_bounds__(kWave) void write_records_kernel(XLSTM_PARAM RecordsParams<Record> kernel_arg) {
+  if constexpr (kFamily == Family::cdna) {
+    const RecordsParams<Record>& p = *kernel_params(kernel_arg);
+    const int n = int(blockIdx.x), lane = int(threadIdx.x);
+    Record* const record = p.to + (p.first + n) * p.stride;
+    const auto at = [&](int offset) {
+      return reinterpret_cast<const char**>(reinterpret_cast<char*>(record) + offset);
+    };
+    static_assert(sizeof(Record) % 8 == 0);
+    for (int word = lane; word < int(sizeof(Record) / 8); word += kWave)
+      *at(word * 8) = reinterpret_cast<const char* const*>(&p.base)[word];
+    __syncthreads();
+    if (lane < p.each) *at(p.pointer_at[lane]) = static_cast<const char*>(p.pointer[n * p.each + lane]);
+    if (lane < p.shifts) {
+      const int offset = p.shift_at[lane];
+      *at(offset) = reinterpret_cast<const char* const*>(&p.base)[offset / 8] + (p.first + n) * p.shift_bytes;
+    }
+  }
+}
+
+}  // namespace xlstm::gpu::engine

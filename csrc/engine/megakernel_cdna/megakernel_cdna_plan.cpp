@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
+
+#include <algorithm>
+
+#include "base/numbers.h"
+#include "mlstm/recurrent/recurrent_plan.h"
+
+namespace xlstm::gpu::engine {
+
+namespace {
+
+constexpr int kLeastRows = 8;             // of a unit, in the product with the most: fewer do not pay for a block's x
+constexpr int kStaticLdsBytes = 2 << 10;  // the mLSTM step's sums and gates
+
+int64_t units_with(const GemmShape& p, int rows) { return units_of(p, p.swiglu ? 2 * rows : rows); }
+
+// The fewest rounds of units, and in these the fewest rows.
+MegakernelCdnaPlan::Units units_for(const GemmShape& p, int64_t groups) {
+  const int most = p.swiglu ? kCdnaUnitSlots / 2 : kCdnaUnitSlots;
+  const int rounds = int(ceil_div(units_with(p, most), groups));
+  int rows = most;
+  while (rows > 1 && units_with(p, rows - 1) <= rounds * groups) --rows;
+  return {rows, rounds};
+}
+
+bool product_fits(const GemmShape& p) {
+  // A wave's steps fill its pipeline, all of which is then filled anew for the next product.
+  const int depth = gemm_mma_depth(Family::cdna, p.bits, 1, kCdnaUnitSlots);
+  return p.columns % kStepFeatures == 0 && p.columns >= depth * tile_features(Family::cdna) &&
+         p.columns <= kMaxSingleFeatures;
+}
+
+bool step_fits(const MegakernelCdnaCall& p) {
+  return p.dqk % mlstm::kRecurrentRows == 0 && p.dhv % kCdnaStepColumns == 0 &&
+         p.dqk / mlstm::kRecurrentRows * (kCdnaStepColumns / mlstm::kRecurrentColumns) <= kMegakernelCdnaThreads;
+}
+
+}  // namespace
+
+MegakernelCdnaPlan plan_megakernel_cdna(const MegakernelCdnaCall& p, const Chip& chip) {
+  if (chip.family != Family::cdna || !p.suits || !step_fits(p)) return {};
+  MegakernelCdnaPlan plan{};
+  int64_t most_units = 0;
+  int x_bytes = int(2 * p.dqk + kCdnaStepColumns) * 4;  // q, k and a tile's v lie in its place
+  for (const GemmShape& product : p.product) {
+    if (!product_fits(product)) return {};
+    most_units = std::max(most_units, units_with(product, product.swiglu ? kLeastRows / 2 : kLeastRows));
+    x_bytes = std::max(x_bytes,
+                       tiles_of(chip.family, int(product.columns)) * x_tile_bytes(chip.family, 1, product.bits < 16));
+  }
+  plan.sums_at = int(ceil_div(x_bytes, 16)) * 16;
+  plan.lds_bytes = plan.sums_at + kCdnaGroups * sum_buffer_bytes(chip.family, 1, kCdnaUnitSlots);
+  if (plan.lds_bytes + norm_stats_bytes(1) + kStaticLdsBytes > chip.lds_bytes) return {};
+  plan.blocks = std::min<int64_t>(chip.compute_units, ceil_div(most_units, kCdnaGroups));
+  for (int n = 0; n <= kCdnaProducts; ++n) plan.units[n] = units_for(p.product[n], plan.blocks * kCdnaGroups);
+  return plan;
+}
+
+}  // namespace xlstm::gpu::engine

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans of CDNA's megakernel (engine/megakernel_cdna/megakernel_cdna.h): how many rows of weights a group takes at a
+// time, and the layout of LDS. Pure functions of shapes and the chip, for host, kernel and tests.
+#pragma once
+
+#include "engine/gemm_mma/gemm_mma_plan.h"
+
+namespace xlstm::gpu::engine {
+
+constexpr int kCdnaGroups = 2, kMegakernelCdnaThreads = kCdnaGroups * kGemmMmaThreads;
+constexpr int kCdnaUnitSlots = 32;    // for rows of weights in a unit; SwiGLU's two linears have half of them each
+constexpr int kCdnaStepColumns = 16;  // of C, in a tile of the mLSTM's step
+constexpr int kCdnaProducts = 4, kCdnaOutput = 1,
+              kCdnaHead = 4;  // of a block of the model; the head stands behind them
+
+struct MegakernelCdnaCall {
+  bool suits;  // whether its tensors do: see step.hip
+  int64_t heads, dqk, dhv;
+  GemmShape product[kCdnaProducts + 1];  // projections, output, up, down, head
+};
+
+struct MegakernelCdnaPlan {
+  int64_t blocks;  // of the grid, one on a compute unit; 0: the megakernel does not take this model
+  struct Units {
+    int rows, rounds;  // of each linear in a unit; units of each group
+  } units[kCdnaProducts + 1];
+  int sums_at, lds_bytes;  // LDS: x, then sums
+};
+
+MegakernelCdnaPlan plan_megakernel_cdna(const MegakernelCdnaCall&, const Chip&);
+
+}  // namespace xlstm::gpu::engine

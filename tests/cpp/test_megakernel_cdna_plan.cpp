@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan of CDNA's megakernel: every row of weights has a group, in as few rows of a group as possible, LDS holds x,
+// and a model that it does not support has no plan.
+#include <algorithm>
+
+#include "base/numbers.h"
+#include "check.h"
+#include "chips.h"
+#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
+
+using namespace xlstm::gpu;
+using namespace xlstm::gpu::engine;
+
+namespace {
+
+// xLSTM-7B.
+constexpr int64_t kProjections[] = {2048, 2048, 4096, 4096, 8, 8}, kDim[] = {4096}, kFeed[] = {10944, 10944},
+                  kWords[] = {50304};
+MegakernelCdnaCall large() {
+  return {true,
+          8,
+          256,
+          512,
+          {{1, 4096, false, 16, false, 6, kProjections},
+           {1, 4096, false, 16, false, 1, kDim},
+           {1, 4096, true, 16, false, 2, kFeed},
+           {1, 10944, false, 16, false, 1, kDim},
+           {1, 4096, false, 16, false, 1, kWords}}};
+}
+
+void test_units() {
+  const Chip chip = known_chip("MI300X");
+  const MegakernelCdnaCall call = large();
+  const MegakernelCdnaPlan p = plan_megakernel_cdna(call, chip);
+  CHECK(p.blocks == chip.compute_units, "%d blocks", int(p.blocks));
+  CHECK(p.lds_bytes + norm_stats_bytes(1) <= chip.lds_bytes && p.sums_at >= 10944 * 4, "%d bytes", p.lds_bytes);
+  const int64_t groups = p.blocks * kCdnaGroups;
+  for (int n = 0; n <= kCdnaProducts; ++n) {
+    const GemmShape& shape = call.product[n];
+    const auto [rows, rounds] = p.units[n];
+    const int sides = shape.swiglu ? 2 : 1;
+    CHECK(rows >= 1 && rows * sides <= kCdnaUnitSlots, "product %d: %d rows", n, rows);
+    CHECK(units_of(shape, rows * sides) <= groups * rounds, "product %d: rows without a group", n);
+    int64_t all = 0;
+    for (int j = 0; j < shape.linear_count / sides; ++j) all += shape.rows[j];
+    const int64_t least = xlstm::ceil_div(all, groups);
+    CHECK(rows * rounds <= least + rounds + 1, "product %d: %d rows of a group instead of %d", n, rows * rounds,
+          int(least));
+  }
+}
+
+void test_what_has_no_plan() {
+  const Chip chip = known_chip("MI300X");
+  const auto blocks = [&](auto&& change, const Chip& on) {
+    MegakernelCdnaCall call = large();
+    change(call);
+    return plan_megakernel_cdna(call, on).blocks;
+  };
+  const auto none = [](MegakernelCdnaCall&) {};
+  CHECK(blocks(none, chip) > 0 && blocks(none, known_chip("MI250X")) > 0, "xLSTM-7B");
+  CHECK(!blocks(none, known_chip("H200")) && !blocks(none, known_chip("RX 7900 XTX")), "another family");
+  CHECK(!blocks([](auto& call) { call.suits = false; }, chip), "tensors that do not suit");
+  CHECK(!blocks([](auto& call) { call.dhv = 520; }, chip), "values that are no tiles");
+  CHECK(!blocks([](auto& call) { call.dqk = 2048; }, chip), "more keys than threads");
+  for (const int columns : {960, 4100, 11328})
+    CHECK(!blocks([&](auto& call) { call.product[1].columns = columns; }, chip), "%d features", columns);
+}
+
+}  // namespace
+
+int main() {
+  test_units();
+  test_what_has_no_plan();
+  return finish();
+}
