@@ -285,6 +285,9 @@ struct GemmMma {
                             Rows::either(inside, source.rows, next.rows), inside ? step + kDepth : next.clamped(d));
       sched_barrier();
     };
+    if constexpr (Shape::kPublishes)
+#pragma unroll
+      for (Step& first : steps) first.arrive();
     int step = 0;
 #pragma unroll 1
     for (; step + kDepth <= full; step += kDepth)

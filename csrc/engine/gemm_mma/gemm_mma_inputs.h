@@ -21,6 +21,10 @@ struct FullUnits {
   // The row that a slot loads.
   XLSTM_DEVICE static int row_in_unit(const GemmParams&, int slot) { return slot; }
   XLSTM_DEVICE static int thread() { return int(threadIdx.x); }  // of those that add up and store a unit's sums
+  template <class T>
+  XLSTM_DEVICE static T* device_memory(T* x) {
+    return x;
+  }
 };
 
 // The constants of a kernel for kBatch rows of the batch and kRows rows of weights. kSharesRegisters: the kernel also
@@ -158,7 +162,8 @@ struct GemmMmaInputs {
       const int k = (begin + chunk_of(burst, i)) * kChunkFeatures + thread_vec8() * kVec8;
       const bool inside = k < p.columns;
       const int b = row_of(burst, i);
-      const float* const from = p.x + (inside && b < count ? int64_t(first + b) * p.columns + k : 0);
+      const float* const from =
+          Shape::device_memory(p.x) + (inside && b < count ? int64_t(first + b) * p.columns + k : 0);
       if constexpr (!Shape::kPublishes)
         read_vec8(from, x[i]);
       else
@@ -174,7 +179,7 @@ struct GemmMmaInputs {
     for (int c = 0; c < kChunks; ++c) {
       const int chunk = stage * p.stage_tiles * Shape::kTileChunks + chunk_of(burst, c * kChunkRows);
       const int k = chunk * kChunkFeatures + thread_vec8() * kVec8;
-      weight[c].fetch(p.weight, k < p.columns ? k : 0);
+      weight[c].fetch({Shape::device_memory(p.weight.data), p.weight.dtype}, k < p.columns ? k : 0);
     }
   }
   XLSTM_DEVICE void fetch(int stage, int burst) {

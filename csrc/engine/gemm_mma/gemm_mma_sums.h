@@ -195,7 +195,7 @@ struct GemmSums {
       const auto linear_output = [&](int linear, const float(&parts)[2]) {
         const DeviceLinear& w = p.linear[linear];
         const float y = (parts[0] + parts[1]) * factor;
-        return w.bias.data ? y + value_of(w.bias, row) : y;
+        return w.bias.data ? y + value_of({Shape::device_memory(w.bias.data), w.bias.dtype}, row) : y;
       };
       const float y = linear_output(rows.unit.linear, total[0][n]);
       const float output = is_swiglu ? swiglu(y, linear_output(1, total[1][n])) : y;

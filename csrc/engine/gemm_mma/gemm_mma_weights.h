@@ -240,6 +240,22 @@ struct WeightStep {
       }
     }
   }
+  // Waits until the step has arrived. Loads that paths have left in flight in different orders would make the compiler
+  // wait for all loads in each iteration of a loop behind them.
+  XLSTM_DEVICE void arrive() {
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) {
+#pragma unroll
+      for (int j = 0; j < Shape::kLaneRows; ++j)
+#pragma unroll
+        for (int l = 0; l < Shape::kLoads; ++l)
+#pragma unroll
+          for (uint32_t& word : load[c][j][l].word) word = opaque(word);
+      if constexpr (Weights::kGroups)
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) scale[c][j] = opaque(scale[c][j]), offset[c][j] = opaque(offset[c][j]);
+    }
+  }
   // A step that lies within the columns: without a branch, where paths with other loads in flight would join.
   XLSTM_DEVICE void fetch_inside(const UnitLinears& linears, const LaneRows<Weights, Shape>& rows, int tile) {
     const int64_t tile_bytes = int64_t(tile) * (Shape::kSplitKWaves * Shape::kStepBytes);

@@ -61,10 +61,10 @@ XLSTM_DEVICE void spin(const float* const (&from)[kCount], float (&to)[kCount][k
 // this block has seen in full.
 XLSTM_DEVICE void publish_output(const GemmParams& p, int linear, int row, float y) {
   if (p.output == Output::add)
-    y += load_device_scope(p.residual + row);
+    y += load_device_scope(global(p.residual) + row);
   else if (p.output == Output::store)
     y = cap_and_mask(p, linear, 0, y);
-  publish(p.to[linear] + row, y);
+  publish(global(p.to[linear]) + row, y);
 }
 
 }  // namespace xlstm::gpu::engine::device_mailbox

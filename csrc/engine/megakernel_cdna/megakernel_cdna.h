@@ -59,6 +59,12 @@ struct MegakernelCdnaShape : GemmMmaShape<Weights, 1, kCdnaUnitSlots> {
   XLSTM_DEVICE static int group() { return uniform(wave_id() / (kGemmMmaThreads / kWave)); }
   XLSTM_DEVICE static int thread() { return int(threadIdx.x) % kGemmMmaThreads; }
   XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.unit_rows; }
+  // The params are no kernel's own: the compiler would take their pointers for ones to LDS or memory, and after a load
+  // from such a pointer it waits for all loads.
+  template <class T>
+  XLSTM_DEVICE static T* device_memory(T* x) {
+    return global(x);
+  }
   XLSTM_DEVICE static int row_in_unit(const GemmParams& p, int slot) {
     return slot < p.unit_rows ? slot : p.unit_rows - 1;
   }
