@@ -2,7 +2,8 @@
 // One token of each row through a whole xLSTM model on a GPU. A block of the model takes six parts, each of them one
 // launch, but for the mLSTM's recurrent step, which takes two launches when it updates its state in place; on CDNA the
 // step and the norm of heads are one launch (engine/heads_step.h). For one row on Hopper the megakernel runs the step
-// in one launch (engine/megakernel/megakernel.h). A CUDA or HIP graph can capture any form.
+// in one launch (engine/megakernel/megakernel.h), and on CDNA where it is asked for (engine/megakernel_cdna). A CUDA or
+// HIP graph can capture any form.
 #include <algorithm>
 #include <vector>
 
