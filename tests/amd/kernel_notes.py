@@ -38,6 +38,7 @@ WITHOUT_MATRICES = {
     "dsink_kernel",
     "sum_dkdv_kernel",
     "sum_slices",
+    "write_records_kernel",
 }
 
 # Templates that CDNA alone has: on other chips they are empty, or not there.
@@ -46,8 +47,10 @@ OF_CDNA = {
     "chunk_walk_cdna",
     "gemm_packed_kernel",
     "heads_step",
+    "megakernel_cdna",
     "pack_kernel",
     "segment_states_cdna",
+    "write_records_kernel",
 }
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
@@ -55,7 +58,7 @@ CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
     (
         f"{CDNA}|gfx1100",
-        r"gemm_(mma|packed)_kernel<.*",
+        r"(gemm_(mma|packed)_kernel|megakernel_cdna)<.*",
         "few rows share the fixed cost of the weights: addresses, the conversion of float16, bytes and nibbles to "
         "bfloat16, scales of groups, and inputs that each block computes again. Memory binds.",
     ),

@@ -200,6 +200,15 @@ def gemm_packed_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> S
     return Shape(lds, macs=STEP_FEATURES * int(rows) * 2 * min(n, 32) * parts)
 
 
+def megakernel_cdna(kernel: Kernel, _weights: str) -> Shape | None:
+    """The products of one step of a wave, with LDS for xLSTM-7B: x of 10944 features, sums of two groups."""
+    if kernel.family != "cdna":
+        return None
+    rows, tile_features = 32, 256
+    x, sums = -(-10944 // tile_features) * tile_features * 4, 2 * 2 * 4 * rows * 2 * 4
+    return Shape(x + sums, macs=STEP_FEATURES * rows * 16)
+
+
 SHAPES: dict[str, Callable[..., Shape | None]] = {
     make.__name__: make
     for make in (
@@ -218,6 +227,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         dq_kernel,
         gemm_mma_kernel,
         gemm_packed_kernel,
+        megakernel_cdna,
     )
 }
 

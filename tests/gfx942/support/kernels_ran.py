@@ -22,6 +22,8 @@ PARTS: dict[str, str | frozenset[str]] = {
             "gemm_packed_kernel",
             "pack_kernel",
             "heads_step",
+            "megakernel_cdna",
+            "write_records_kernel",
             "embed_kernel",
             "copy_output_kernel",
         )
