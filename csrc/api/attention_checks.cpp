@@ -104,6 +104,7 @@ void check_attention_backward(const xlstm_attention_backward& p, bool on_host) {
   in_range("parts", p.parts, 0, kMaxSplits);
   in_range("row_panels", p.row_panels, 0, kMaxRowPanels);
   in_range("common_schedule", p.common_schedule, 0, 1);
+  in_range("deterministic", p.deterministic, 0, 1);
   const std::string gpu_tiles = "0 for the backward pass on a GPU, where the kernels fix the tiles";
   if (!on_host && p.in.block_size) expected("block_size", gpu_tiles, std::to_string(p.in.block_size));
   if (!on_host && p.row_panels) expected("row_panels", gpu_tiles, std::to_string(p.row_panels));

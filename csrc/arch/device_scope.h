@@ -14,6 +14,7 @@ __device__ uint64_t load_device_scope(const uint64_t* from);
 __device__ void spin_pause();
 __device__ uint32_t add_device_scope(uint32_t* to, uint32_t x);
 __device__ void store_device_scope(uint32_t* to, uint32_t x);
+__device__ void add_device_scope(char* base, uint32_t offset, float x);
 __device__ void wait_for_stores();
 #else
 XLSTM_DEVICE void store_device_scope(float* to, float x) {
@@ -34,6 +35,14 @@ XLSTM_DEVICE void spin_pause() { __builtin_amdgcn_s_sleep(1); }
 XLSTM_DEVICE uint32_t add_device_scope(uint32_t* to, uint32_t x) {
   return __hip_atomic_fetch_add(to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+#if defined(__HIP_DEVICE_COMPILE__) && !defined(__GFX9__)
+XLSTM_DEVICE void add_device_scope(char* base, uint32_t offset, float x);
+#else
+// Adds to the float at a uniform base and an offset of each lane.
+XLSTM_DEVICE void add_device_scope(char* base, uint32_t offset, float x) {
+  (void)__builtin_amdgcn_global_atomic_fadd_f32((__attribute__((address_space(1))) float*)(base + offset), x);
+}
+#endif
 // Until this wave's loads and stores are done, those of the device's scope for all.
 XLSTM_DEVICE void wait_for_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
 #endif

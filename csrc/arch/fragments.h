@@ -154,3 +154,11 @@ struct Strip {
 #else
 #include "arch/amd/cdna.h"
 #endif
+
+#if defined(__CUDACC__) || defined(__GFX11__) || defined(__GFX12__)
+namespace xlstm::gpu {
+// CDNA's alone (arch/amd/cdna.h), declared where a kernel for CDNA is parsed for another family.
+template <int kColumns, bool kStreamStays, bool kChainStays, class E, class Sum, class Chain, class After>
+__device__ void multiply_each(const StreamOperand<E>&, Sum&&, Chain&&, After&&);
+}  // namespace xlstm::gpu
+#endif

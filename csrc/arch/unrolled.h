@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "arch/fragments.h"
+#include "arch/compiler.h"
 
 namespace xlstm::gpu {
 

@@ -194,7 +194,8 @@ typedef struct xlstm_attention_backward {
   /* Tuning parameters: 0 lets the plan choose. On a GPU the tiles are fixed, and in.block_size must be 0. */
   int64_t row_panels;      /* CPU: register tiles of rows that are taken at once, up to 8 */
   int64_t parts;           /* the parts of a key head's rows, each with its sums of dk and dv */
-  int64_t common_schedule; /* GPU: 1 for the kernels of every chip, where Hopper's kernels would run */
+  int64_t common_schedule; /* GPU: 1 for the kernels of every chip, where Hopper's or CDNA's own would run */
+  int32_t deterministic;   /* 1: the same bits on every run; 0: dq may be added by atomics, in any order */
 } xlstm_attention_backward;
 
 /* The steps before attention with a KV cache: rotary embedding of q, and appending new values and rotated keys to the

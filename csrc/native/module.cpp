@@ -187,11 +187,12 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
 // The plan of attention's backward pass: the blocks that own keys, for dk and dv, and those that own queries, for dq.
 py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k,
                                      int64_t queries, int64_t keys, int64_t dqk, int64_t dv, int element_bytes,
-                                     bool has_score_mod, int64_t parts, bool common_schedule, bool panels) {
+                                     bool has_score_mod, int64_t parts, bool common_schedule, bool panels,
+                                     bool deterministic) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
   const gpu::attention::AttentionBackwardPlan p =
       gpu::attention::plan_attention_backward({batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes,
-                                               has_score_mod, panels, parts, common_schedule},
+                                               has_score_mod, panels, parts, common_schedule, panels, deterministic},
                                               chip_of(device));
   const auto side = [&](bool of_keys) {
     const gpu::attention::HopperAttentionShape smem = gpu::attention::backward_hopper_shape(p.dqk, of_keys);
@@ -203,9 +204,11 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
         "lds_bytes"_a = p.hopper ? smem.lds_bytes() : shape.lds_bytes,
         "grid"_a = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned));
   };
-  return py::dict("schedule"_a = schedule_name(p.hopper), "head_dims"_a = py::make_tuple(p.dqk, p.dv),
-                  "full"_a = p.has_score_mod, "parts"_a = p.parts, "of_keys"_a = side(true),
-                  "of_queries"_a = side(false));
+  py::dict plan("schedule"_a = p.one_pass ? "one pass" : schedule_name(p.hopper),
+                "head_dims"_a = py::make_tuple(p.dqk, p.dv), "full"_a = p.has_score_mod, "parts"_a = p.parts,
+                "of_keys"_a = side(true));
+  if (!p.one_pass) plan["of_queries"] = side(false);
+  return plan;
 }
 // The plan of attention for few queries, whose kernel has waves along the keys.
 py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k, int64_t queries,
@@ -274,7 +277,7 @@ PYBIND11_MODULE(_native, m) {
         "have a layout that TMA accepts.");
   m.def("plan_attention_backward_gpu", plan_attention_backward_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a,
         "queries"_a, "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "has_score_mod"_a = false, "parts"_a = 0,
-        "common_schedule"_a = false, "panels"_a = false,
+        "common_schedule"_a = false, "panels"_a = false, "deterministic"_a = false,
         "The plan of attention's backward pass on such a GPU; a negative scale is no modified score.");
   m.def("plan_decode_gpu", plan_decode_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a, "keys"_a,
         "dqk"_a, "dv"_a, "element_bytes"_a, "splits"_a = 0,

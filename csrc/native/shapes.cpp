@@ -56,6 +56,13 @@ py::dict attention_gradients_shape(const std::string& family, int element_bytes,
                   "lds_bytes"_a = s.lds_bytes);
 }
 
+// A block of attention's backward kernel with dq added by atomics; None where the family has none.
+py::object one_pass_shape(const std::string& family, int features) {
+  if (family_of(family) != gpu::Family::cdna) return py::none();
+  const gpu::attention::BackwardShape s = gpu::attention::one_pass_shape(gpu::Family::cdna, features);
+  return py::dict("owned"_a = s.owned, "tile"_a = s.tile, "blocks"_a = s.blocks, "lds_bytes"_a = s.lds_bytes);
+}
+
 // LDS of gemm_mma_kernel<weights, batch, rows> for rows of `columns` columns; None where the family has no such kernel.
 py::object gemm_mma_lds_bytes(const std::string& family, int bits, int batch, int rows, int columns) {
   const gpu::Family f = family_of(family);
@@ -103,6 +110,9 @@ void add_shapes(py::module_& m) {
         "of_keys"_a,
         "A block of attention's backward kernel, for dk and dv or for dq: tokens owned, waves across the features of "
         "its sums, tokens of a tile, blocks of a multiprocessor, LDS.");
+  m.def("one_pass_shape", one_pass_shape, "family"_a, "features"_a,
+        "A block of attention's backward kernel that adds dq by atomics: tokens owned, tokens of a tile, blocks of a "
+        "multiprocessor, LDS. None where the family has no such kernel.");
   m.def("scores_lds_bytes", scores_lds_bytes, "family"_a, "element_bytes"_a, "chunk"_a, "backward"_a,
         "LDS of a block of the score kernel.");
 }

@@ -213,12 +213,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const OptionalTensor& seqused_k, const OptionalTensor& leftpad_k, const OptionalTensor& alibi_slopes,
     const OptionalTensor& sink, const OptionalTensor& rng_state, int64_t max_seqlen_q, int64_t max_seqlen_k,
     double softmax_scale, int64_t window_left, int64_t window_right, double softcap, double dropout_p,
-    int64_t block_size, int64_t row_panels, int64_t parts, int64_t common_schedule) {
+    int64_t block_size, int64_t row_panels, int64_t parts, int64_t common_schedule, bool deterministic) {
   const OptionalTensor none;
   xlstm_attention_backward p{};
   p.row_panels = row_panels;
   p.parts = parts;
   p.common_schedule = common_schedule;
+  p.deterministic = deterministic;
   p.in =
       params_of({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, none, none, alibi_slopes, sink, rng_state,
                  none, none},

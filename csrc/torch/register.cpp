@@ -73,7 +73,7 @@ XLSTM_OPS_DEF(m) {
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? leftpad_k, Tensor? alibi_slopes, "
       "Tensor? sink, Tensor? rng_state, int max_seqlen_q, int max_seqlen_k, float softmax_scale, int window_left, "
       "int window_right, float softcap, float dropout_p, int block_size, int row_panels=0, int parts=0, "
-      "int common_schedule=0) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)");
+      "int common_schedule=0, bool deterministic=True) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)");
   m.def(
       "attention_rotary(Tensor x, Tensor cos, Tensor sin, Tensor? start, bool interleaved, bool same_position) -> "
       "Tensor");

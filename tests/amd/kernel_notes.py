@@ -48,7 +48,9 @@ OF_CDNA = {
     "gemm_packed_kernel",
     "heads_step",
     "megakernel_cdna",
+    "one_pass_kernel",
     "pack_kernel",
+    "round_dq_kernel",
     "segment_states_cdna",
     "write_records_kernel",
 }

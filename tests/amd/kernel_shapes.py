@@ -175,6 +175,14 @@ def dkdv_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str
     return backward_at(kernel, element, dqk, dv, of_keys=True)
 
 
+def one_pass_kernel(kernel: Kernel, element: str, features: str) -> Shape | None:
+    shape = _native.one_pass_shape(kernel.family, int(features))
+    if not shape:
+        return None
+    macs = 5 * shape["tile"] * shape["owned"] * int(features) // waves(kernel)
+    return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
+
+
 def dq_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) -> Shape:
     return backward_at(kernel, element, dqk, dv, of_keys=False)
 
@@ -225,6 +233,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         mla_kernel,
         dkdv_kernel,
         dq_kernel,
+        one_pass_kernel,
         gemm_mma_kernel,
         gemm_packed_kernel,
         megakernel_cdna,

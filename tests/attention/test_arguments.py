@@ -48,7 +48,7 @@ COMMON: dict[str, Any] = {
     "k_descale": "test_float8.test_forward", "v_descale": "test_float8.test_forward",
 }  # fmt: skip
 SAME = {
-    "deterministic": "sums are taken in one order, asked for or not",
+    "deterministic": "the order of a sum changes roundings alone",
     "zero_tensors": "what belongs to no sequence is 0, asked for or not",
     "block_size": "tiles change roundings alone",
     "num_splits": "parts change roundings alone",

@@ -353,6 +353,7 @@ void test_errors() {
       {"parts", [](B& p) { p.parts = -1; }},
       {"parts", [](B& p) { p.parts = 257; }},
       {"common_schedule: expected 0 to 1, got 2", [](B& p) { p.common_schedule = 2; }},
+      {"deterministic: expected 0 to 1, got 2", [](B& p) { p.deterministic = 2; }},
       {"common_schedule: expected 0 on a CPU, got 1", [](B& p) { p.common_schedule = 1; }},
   };
   for (const auto& [name, spoil] : wrong_backward) {

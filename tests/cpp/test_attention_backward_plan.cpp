@@ -122,6 +122,23 @@ int main() {
   CHECK(takes([&](auto& c) { few(c), c.parts = 1; }, h200), "one part, which is asked for");
   CHECK(!takes([](auto& c) { c.parts = 2; }, h200), "two parts, which are asked for");
   CHECK(!takes([](auto& c) { c.common_schedule = true; }, h200), "the common schedule, which is asked for");
+  const Chip mi300x{Family::cdna, 304, 64 << 10, false};
+  const auto one_pass = [&](auto&& change, const Chip& chip) {
+    AttentionBackwardCall call = plain;
+    call.vectors = true;
+    change(call);
+    return plan_attention_backward(call, chip);
+  };
+  const AttentionBackwardPlan atomics = one_pass([](auto&) {}, mi300x);
+  CHECK(atomics.one_pass && atomics.dq_sums == 8 * 16 * 8192 * 128, "one pass, with a float for each of dq");
+  CHECK(!one_pass([](auto&) {}, h200).one_pass, "CDNA alone");
+  CHECK(!one_pass([](auto& c) { c.deterministic = true; }, mi300x).one_pass, "the same bits, which are asked for");
+  CHECK(!one_pass([](auto& c) { c.deterministic = true; }, mi300x).dq_sums, "no sums of dq then");
+  CHECK(!one_pass([](auto& c) { c.common_schedule = true; }, mi300x).one_pass, "the common schedule of CDNA");
+  CHECK(!one_pass([](auto& c) { c.vectors = false; }, mi300x).one_pass, "rows that are no vectors");
+  CHECK(!one_pass([](auto& c) { c.element_bytes = 4; }, mi300x).one_pass, "one pass of float32");
+  CHECK(!one_pass([](auto& c) { c.has_score_mod = true; }, mi300x).one_pass, "one pass of modified scores");
+  CHECK(!one_pass([](auto& c) { c.dv = 64; }, mi300x).one_pass, "one pass of other head dims");
   for (const int features : {64, 128})
     for (const bool of_keys : {false, true}) {
       const HopperAttentionShape s = backward_hopper_shape(features, of_keys);

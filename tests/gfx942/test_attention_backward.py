@@ -56,16 +56,18 @@ def on_gpu(x: Any) -> Any:
 
 
 class OnGpu:
-    """The attention ops, with the backward pass on the GPU, twice the same bits."""
+    """The attention ops, with the backward pass on the GPU; where it is deterministic, twice the same bits."""
 
-    def __init__(self, ops: Any) -> None:
-        self.ops = ops
+    def __init__(self, ops: Any, deterministic: bool = True) -> None:
+        self.ops, self.deterministic = ops, deterministic
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ops, name)
 
     def attention_backward(self, *arguments: Any) -> tuple[Tensor, ...]:
-        moved = [on_gpu(x) for x in arguments]
+        moved = [on_gpu(x) for x in arguments[:-1]] + [self.deterministic]
+        if not self.deterministic:
+            return tuple(x.cpu() for x in self.ops.attention_backward(*moved))
         results, again = (self.ops.attention_backward(*moved) for _ in range(2))
         for one, repeated in zip(results, again, strict=True):
             assert torch.equal(one.cpu().view(torch.uint8), repeated.cpu().view(torch.uint8))
@@ -82,6 +84,15 @@ def problem(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mo
     monkeypatch.setattr(ops, "OPS", OnGpu(ops.OPS))
     with poisoned():
         yield problem
+
+
+@pytest.fixture
+def one_pass(problem: ModuleType) -> ModuleType:
+    """The same with dq added by atomics, where the plan has that."""
+    from xlstm_hip.attention import ops
+
+    ops.OPS.deterministic = False
+    return problem
 
 
 def check(problem: ModuleType, case: Any) -> None:
@@ -135,6 +146,23 @@ def test_parts(problem: ModuleType, dtype: torch.dtype, dims: tuple[int, int]) -
     check(problem, problem.Case(dtype, (8, 1), dims, ((160, 100),), causal=True, alibi="h"))
 
 
+ONE_PASS: dict[str, dict[str, Any]] = {
+    "tails": {"lengths": ((37, 70), (37, 131))},
+    "causal, shared heads": {"lengths": ((200, 200),), "heads": (4, 2), "causal": True},
+    "parts": {"lengths": ((160, 100),), "heads": (8, 1), "causal": True, "backward_plan": (("parts", 3),)},
+    "window, sink": {"lengths": ((70, 140), (70, 140)), "window": (40, 9), "sink": True},
+    "packed": {"lengths": RAGGED, "layout": "packed", "causal": True, "heads": (2, 1)},
+    "strided, padded": {"lengths": ((70, 33), (70, 61)), "layout": "strided", "leftpad": True, "unused": True},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("row", ONE_PASS.values(), ids=ONE_PASS)
+def test_one_pass(one_pass: ModuleType, dtype: torch.dtype, row: dict[str, Any]) -> None:
+    _ran.add(f"one pass {dtype} {row}")
+    check(one_pass, one_pass.Case(**({"dtype": dtype, "heads": (2, 2), "dims": (128, 128)} | row)))
+
+
 @pytest.mark.parametrize("planted", ["dq", "dk", "dv", "dsink"])
 def test_a_wrong_result_fails(problem: ModuleType, planted: str) -> None:
     case = problem.Case(causal=True, sink=True, dropout_p=0.2)
@@ -148,6 +176,7 @@ def test_a_wrong_result_fails(problem: ModuleType, planted: str) -> None:
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
     expected = {str(row) for rows in (ROWS, PLAIN_ROWS) for row in up_to("representative", rows, axes, PAIRS)}
     expected |= {f"{dtype} {dims}" for dtype in DTYPES for dims in CLASSES}
+    expected |= {f"one pass {dtype} {row}" for dtype in DTYPES[:2] for row in ONE_PASS.values()}
     if not expected <= _ran:
         pytest.skip("some of the tests above were not chosen")
     check_every_kernel_ran(device, "test_attention_backward.py")

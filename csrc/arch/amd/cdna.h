@@ -9,6 +9,7 @@
 #pragma once
 
 #include "arch/amd/no_async_copies.h"
+#include "arch/unrolled.h"
 
 namespace xlstm::gpu {
 
@@ -84,6 +85,41 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
 #pragma unroll
     for (int r = 0; r < 4; ++r) v[r] = sum[r];
   }
+}
+
+// Multiplies a stream operand with kColumns chain operands of 2-byte elements, into the strips that sum(column) names,
+// and calls after(i) behind the i-th instruction, where a wave may issue others while the matrix unit works. Neighbours
+// add to different accumulators. kStreamStays, kChainStays: as kChainStays of multiply().
+template <int kColumns, bool kStreamStays, bool kChainStays, class E, class Sum, class Chain, class After>
+XLSTM_DEVICE void multiply_each(const StreamOperand<E>& stream, Sum&& sum, Chain&& chain, After&& after) {
+  static_assert(sizeof(E) == 2);
+  Halves rows[2], columns[kColumns];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) rows[j] = kStreamStays ? __builtin_bit_cast(Halves, stream.k[j]) : halves_of(stream.k[j]);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+    columns[c] = kChainStays ? __builtin_bit_cast(Halves, chain(c).k) : halves_of(chain(c).k);
+  each_of<4 * kColumns>([&](auto i) {
+    constexpr int h = i / (2 * kColumns), c = i / 2 % kColumns, j = i % 2;
+    float* v = sum(c).value + 4 * j;
+    const Float4 product = mfma(E{}, rows[j][h], columns[c][h], Float4{v[0], v[1], v[2], v[3]});
+#pragma unroll
+    for (int r = 0; r < 4; ++r) v[r] = product[r];
+    sched_barrier();
+    after(i);
+    sched_barrier();
+  });
+}
+
+// Keeps four accumulators where products leave them until this point: a copy for other instructions comes after it. For
+// a kernel of more than 256 registers, whose products have accumulation registers, which other instructions cannot use.
+template <class E>
+XLSTM_DEVICE void arrive_at(Strip<E>& s, int first) {
+  float* v = s.value + first;
+  Float4 sums{v[0], v[1], v[2], v[3]};
+  asm volatile("" : "+a"(sums));
+#pragma unroll
+  for (int r = 0; r < 4; ++r) v[r] = sums[r];
 }
 
 // The strip, times a number, as the next product's chain operand: its rows become k.

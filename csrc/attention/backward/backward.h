@@ -321,10 +321,10 @@ XLSTM_DEVICE void write_gradients(const Tiles& tiles, BackwardProducts<Tiles>& p
   });
 }
 
-// The body of dkdv_kernel and dq_kernel.
+// The body of dkdv_kernel, dq_kernel and the kernel of backward_cdna.h, which differ in their walk.
 // blockIdx.x: heads vary fastest, so that the blocks of a head share a die's L2 where the chip distributes blocks over
 // dies, and blocks with much work come first: under a causal mask early keys and late queries see the most tokens.
-template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys>
+template <class E, int kQk, int kV, bool kHasScoreMod, bool kOfKeys, template <class> class Walk = Backward>
 XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   const xlstm_attention& in = p->call.in;
   using Tiles = BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys>;
@@ -338,7 +338,7 @@ XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   if (tiles.owned >= tiles.owned_tokens()) return;
   BackwardProducts<Tiles> products(tiles);
   BackwardSoftmax<Tiles> softmax(tiles);
-  Backward<Tiles> walk{tiles, products, softmax};
+  Walk<Tiles> walk{tiles, products, softmax};
   walk.run(int(part), int(parts));
   if (kOfKeys && parts > 1)
     products.each_register(global(p->sums) + (int64_t(part) * (gridDim.x / parts) + block * all + which) *

@@ -15,6 +15,12 @@ bool has_tma_layout(const xlstm_attention_backward& p) {
          is_aligned16(p.dk, in.dqk) && is_aligned16(p.dv, in.dv);
 }
 
+bool has_vectors(const xlstm_attention_backward& p) {
+  const xlstm_attention& in = p.in;
+  return is_aligned16(in.q, in.dqk) && is_aligned16(in.k, in.dqk) && is_aligned16(in.v, in.dv) &&
+         is_aligned16(p.dout, in.dv);
+}
+
 BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, const AttentionBackwardPlan& plan) {
   const xlstm_attention& in = call.in;
   BackwardParams p{};
@@ -26,6 +32,7 @@ BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, con
   p.row_stats = arena.take<float>((in.cu_seqlens_q ? 1 : in.batch) * in.heads_q * plan.slots * 2);
   p.dsink_parts = arena.take<float>(call.dsink ? plan.blocks_delta * in.batch * in.heads_q : 0);
   p.sums = arena.take<float>(plan.sums);
+  p.dq_sums = plan.dq_sums ? arena.take<float>(plan.dq_sums) : nullptr;
   p.blocks_delta = plan.blocks_delta;
   p.blocks_q = plan.blocks_q;
   p.blocks_k = plan.blocks_k;
@@ -40,7 +47,7 @@ AttentionBackwardPlan plan_attention_backward_call(const xlstm_attention_backwar
   const bool has_score_mod = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
   return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
                                   in.cu_seqlens_q != nullptr, element_bytes(in.q), has_score_mod, has_tma_layout(p),
-                                  p.parts, p.common_schedule != 0},
+                                  p.parts, p.common_schedule != 0, has_vectors(p), p.deterministic != 0},
                                  chip);
 }
 

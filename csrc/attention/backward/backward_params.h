@@ -21,6 +21,7 @@ struct BackwardParams {
   int64_t blocks_delta, blocks_q, blocks_k;  // along the tokens of the longest sequence
   int parts;                                 // of a key head's rows, each with separate sums
   float* sums;                               // (parts, blocks of dk and dv, registers, threads) with several parts
+  float* dq_sums;  // of the kernel that adds to dq by atomics; queries are where row_stats has them: see dq_sums_of()
 
   XLSTM_HOST_DEVICE int64_t heads_all_q() const { return call.in.batch * call.in.heads_q; }
   XLSTM_HOST_DEVICE int64_t heads_all_k() const { return call.in.batch * call.in.heads_k; }
@@ -38,14 +39,23 @@ void launch_backward(const AttentionBackwardPlan&, const BackwardParams&, Stream
 template <class E>
 void launch_backward_hopper(const AttentionBackwardPlan&, const BackwardParams&, Stream);
 
+// Where a sequence's query 0 is among the queries of row_stats.
+XLSTM_DEVICE int64_t slot_of(const BackwardParams& p, const AttentionLayout& at, int64_t head) {
+  const xlstm_attention& in = p.call.in;
+  if (!in.cu_seqlens_q) return (at.index * in.heads_q + head) * p.slots;
+  // Padded blocks of a sequence do not overlap the next sequence's, wherever it begins.
+  return head * p.slots + (at.first_query + at.index * kStatsPad) / kStatsPad * kStatsPad;
+}
 // The row statistics of a sequence's query 0.
 XLSTM_DEVICE float* row_stats_of(const BackwardParams& p, const AttentionLayout& at, int64_t head) {
-  const xlstm_attention& in = p.call.in;
-  int64_t slot = (at.index * in.heads_q + head) * p.slots;
-  if (in.cu_seqlens_q) {  // padded blocks of a sequence do not overlap the next sequence's, wherever it begins
-    slot = head * p.slots + (at.first_query + at.index * kStatsPad) / kStatsPad * kStatsPad;
-  }
-  return global(p.row_stats) + 2 * slot;
+  return global(p.row_stats) + 2 * slot_of(p, at, head);
+}
+// Sums of dq, from a sequence's query 0 on. A tile of 32 queries by all features consists of strips of 32 features by
+// 16 queries, features first; a strip has 64 floats of each register of a lane.
+template <class E>
+constexpr int kDqStripFloats = Strip<E>::kRegisters * kWave;
+XLSTM_DEVICE float* dq_sums_of(const BackwardParams& p, const AttentionLayout& at, int64_t head) {
+  return global(p.dq_sums) + slot_of(p, at, head) * p.call.in.dqk;
 }
 
 // Clears the gradients in slots that hold no key; each block clears its share.

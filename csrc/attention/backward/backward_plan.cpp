@@ -20,6 +20,10 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
   p.dv = p.dqk == 192 ? 128 : p.dqk;
   p.has_score_mod = call.has_score_mod || call.element_bytes == 4;
   p.of_keys = key_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
+  p.one_pass = chip.family == Family::cdna && call.element_bytes == 2 && !call.has_score_mod && call.vectors &&
+               !call.deterministic && !call.common_schedule && call.dqk == call.dv && call.dqk == p.dqk &&
+               (p.dqk == 128);
+  if (p.one_pass) p.of_keys = one_pass_shape(chip.family, p.dqk);
   p.of_queries = query_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
   if (p.has_score_mod) p.of_keys.lds_bytes += p.of_keys.pairs_bytes;
   for (const BackwardShape& s : {p.of_keys, p.of_queries})
@@ -29,6 +33,7 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
                                   std::to_string(chip.lds_bytes));
   const int64_t pads = ceil_div(call.queries, kStatsPad);
   p.slots = (call.packed ? call.total_q / kStatsPad + call.batch + 1 : pads) * kStatsPad;
+  p.dq_sums = p.one_pass ? (call.packed ? 1 : call.batch) * call.heads_q * p.slots * p.dqk : 0;
   p.blocks_delta = pads * (kStatsPad / kDeltaRows);
   p.blocks_k = ceil_div(call.keys, p.of_keys.owned);
   p.blocks_q = ceil_div(call.queries, p.of_queries.owned);

@@ -18,7 +18,9 @@ struct AttentionBackwardCall {
   bool has_score_mod;            // scores are not just products, of any sign: softcap, ALiBi, dropout
   bool panels;                   // TMA can load all tensors; the workspace does not depend on it
   int64_t parts = 0;             // that the caller asks for; 0 lets the plan choose
-  bool common_schedule = false;  // the caller does not want the Hopper kernels
+  bool common_schedule = false;  // the caller wants the kernels of every chip
+  bool vectors = false;          // rows of all tensors are vectors of 16 bytes
+  bool deterministic = false;    // no sum may depend on the order in which blocks run
 };
 
 struct AttentionBackwardPlan {
@@ -29,6 +31,8 @@ struct AttentionBackwardPlan {
   int64_t blocks_k, blocks_q;   // along the keys and the queries of the longest sequence
   int64_t parts;                // into which the rows of a key head are divided
   int64_t sums;                 // floats of all parts; 0 with one
+  bool one_pass;                // dq is added by atomics (backward_cdna.h), with blocks and parts of of_keys
+  int64_t dq_sums;              // floats of these sums
   bool hopper;                  // the Hopper kernels (backward_hopper.h), with blocks of kHopperOwned tokens
 };
 

@@ -70,18 +70,23 @@ struct BackwardProducts {
       const int next = t + kTile;
       if (next < kShape.owned)
         pair.fetch(first, second, tiles.owned + next, valid - next < kTile ? valid - next : kTile);
-#pragma unroll
-      for (int c = 0; c < kColumnStrips; ++c) {
-        const int row_in_tile = tiles.column0 + c * kStripColumns - t;
-        if (row_in_tile < 0 || row_in_tile >= kTile) continue;
-#pragma unroll
-        for (int k = 0; k < kQkSteps; ++k)
-          first_chain[c][k] = load_chain_along<E>(Tiles::first_tile(to), row_in_tile, k * kStepRows);
-#pragma unroll
-        for (int k = 0; k < kVSteps; ++k)
-          second_chain[c][k] = load_chain_along<E>(Tiles::second_tile(to), row_in_tile, k * kStepRows);
-      }
+      read_chains(t);
       wait_lds_reads();
+    }
+  }
+  // Of the owned tokens [t, t + kTile), which are in LDS.
+  XLSTM_DEVICE void read_chains(int t) {
+    char* to = tiles.buffer(0);
+#pragma unroll
+    for (int c = 0; c < kColumnStrips; ++c) {
+      const int row_in_tile = tiles.column0 + c * kStripColumns - t;
+      if (row_in_tile < 0 || row_in_tile >= kTile) continue;
+#pragma unroll
+      for (int k = 0; k < kQkSteps; ++k)
+        first_chain[c][k] = load_chain_along<E>(Tiles::first_tile(to), row_in_tile, k * kStepRows);
+#pragma unroll
+      for (int k = 0; k < kVSteps; ++k)
+        second_chain[c][k] = load_chain_along<E>(Tiles::second_tile(to), row_in_tile, k * kStepRows);
     }
   }
   template <bool kFirst>

@@ -143,4 +143,13 @@ constexpr BackwardShape query_gradients_shape(Family f, int element_bytes, int d
   return shapes::finished(s, f, element_bytes, dqk, dv, false, false);
 }
 
+// The kernel of backward_cdna.h, 2-byte elements: that of dk and dv, but in LDS ds, and row statistics for each wave.
+constexpr BackwardShape one_pass_shape(Family f, int features) {
+  BackwardShape s = key_gradients_shape(f, 2, features, features);
+  s.keep_bytes = 0;
+  s.row_stats_bytes *= s.waves_along;
+  s.lds_bytes = s.tile_bytes + 2 * s.tile * s.owned + s.row_stats_bytes;
+  return s;
+}
+
 }  // namespace xlstm::gpu::attention

@@ -12,6 +12,11 @@ namespace xlstm::gpu::attention {
 
 constexpr int kDeltaThreads = 256;
 
+XLSTM_DEVICE void clear_dq_sums(float* sums, int count) {
+  for (int j = int(threadIdx.x) * 4; j < count; j += kDeltaThreads * 4)
+    *reinterpret_cast<Vec16*>(sums + j) = {{0, 0, 0, 0}};
+}
+
 template <class E>
 __global__ __launch_bounds__(kDeltaThreads) void delta_kernel(const BackwardParams params) {
   const BackwardParams* p = kernel_params(params);
@@ -49,6 +54,7 @@ __global__ __launch_bounds__(kDeltaThreads) void delta_kernel(const BackwardPara
     }
     sink_gradients[t] = sink_gradient;
   }
+  if (p->dq_sums && first < padded) clear_dq_sums(dq_sums_of(*p, at, head) + first * in.dqk, int(in.dqk) * kDeltaRows);
   if (!p->call.dsink) return;
   __syncthreads();
   if (threadIdx.x != 0) return;

@@ -93,7 +93,8 @@ def _attention(built: Any, op: str, arguments: Mapping[str, Any], q: Tensor, v: 
     if "backward" in op:
         parts = arguments.get("parts", 0)
         if gpu:
-            return attention_backward_gpu(built, gpu, call, ruled, parts, bool(arguments.get("common_schedule", 0)))
+            common = bool(arguments.get("common_schedule", 0))
+            return attention_backward_gpu(built, gpu, call, ruled, parts, common, arguments.get("deterministic", True))
         return attention_backward_cpu(built, call, threads, arguments.get("row_panels", 0), parts)
     if not gpu:
         return attention_cpu(built, call, threads)
@@ -165,8 +166,11 @@ def attention_backward_gpu(
     has_score_mod: bool = False,
     parts: int = 0,
     common_schedule: bool = False,
+    deterministic: bool = False,
 ) -> Plan:
-    return built.plan_attention_backward_gpu(gpu, *call[:-2], has_score_mod, parts, common_schedule, call.panels)
+    return built.plan_attention_backward_gpu(
+        gpu, *call[:-2], has_score_mod, parts, common_schedule, call.panels, deterministic
+    )
 
 
 def mla_gpu(built: Any, gpu: Gpu, call: AttentionCall) -> Plan:

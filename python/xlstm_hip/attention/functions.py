@@ -2,8 +2,8 @@
 """The six functions of FlashAttention-2, with its names, argument order, defaults, shapes and return values.
 
 Additional arguments are keyword-only: block_size, sink, seqused_k, leftpad_k, num_splits, backward_plan, k_descale and
-v_descale. Results are bitwise reproducible with deterministic=True or False: no kernel uses an order of summation that
-varies between runs.
+v_descale. Results are bitwise reproducible with deterministic=True. Without it AMD's CDNA chips add up dq by atomics,
+whose order varies.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def flash_attn_func(
     parts = checks.splits(num_splits)
     if probs and parts > 1:
         raise ValueError(f"num_splits: expected 0 or 1 with dropout and return_attn_probs, got {num_splits}")
-    return _result(attend(call, probs, parts, backward_plan), call.q, return_attn_probs)
+    return _result(attend(call, probs, parts, backward_plan, deterministic), call.q, return_attn_probs)
 
 
 @overload
@@ -320,7 +320,7 @@ def flash_attn_varlen_func(
     if probs and parts > 1:
         raise ValueError(f"num_splits: expected 0 or 1 with dropout and return_attn_probs, got {num_splits}")
     if block_table is None:
-        return _result(attend(call, probs, parts, backward_plan), call.q, return_attn_probs)
+        return _result(attend(call, probs, parts, backward_plan, deterministic), call.q, return_attn_probs)
     if backward_plan is not None:
         raise ValueError(f"backward_plan: expected None with block_table, got {backward_plan!r}")
     return _result(attend_pages(*call, block_table, parts), call.q, return_attn_probs)

@@ -59,6 +59,7 @@ class BackwardCut(NamedTuple):
     row_panels: int = 0
     parts: int = 0
     common_schedule: int = 0
+    deterministic: bool = True  # what a caller asks for, not tuned
 
 
 def ops_for(q: Tensor) -> Any:
@@ -235,14 +236,16 @@ def forward_pass(call: Call, rng_state: Tensor | None, probs: bool = False, spli
 
 
 def backward_pass(
-    call: Call, rng_state: Tensor | None, out: Tensor, lse: Tensor, dout: Tensor
+    call: Call, rng_state: Tensor | None, out: Tensor, lse: Tensor, dout: Tensor, deterministic: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of any out and lse: over these keys alone, or over more of which these are a part."""
     plan = plans.AS_PLANNED if _is_packed(call) else tabled_plan("attention_backward", *_sizes(call))
-    return _backward(call, rng_state, out, lse, dout, None, BackwardCut(**plan))[:3]
+    return _backward(call, rng_state, out, lse, dout, None, BackwardCut(**plan, deterministic=deterministic))[:3]
 
 
-def attend(call: Call, probs: bool = False, splits: int = 0, backward_plan: Any = None) -> tuple[Tensor, ...]:
+def attend(
+    call: Call, probs: bool = False, splits: int = 0, backward_plan: Any = None, deterministic: bool = True
+) -> tuple[Tensor, ...]:
     """out, lse and, if asked for, the softmax with dropped weights negative. Draws a seed if there is dropout."""
     if backward_plan is not None:
         backward_plan = plans.check_plan("backward_plan", "attention_backward", backward_plan)
@@ -260,5 +263,5 @@ def attend(call: Call, probs: bool = False, splits: int = 0, backward_plan: Any 
     packed = _is_packed(call)
     if backward_plan is None:
         backward_plan = plans.AS_PLANNED if packed else tabled_plan("attention_backward", *_sizes(call))
-    cuts = (cut_of(*_sizes(call), splits, packed), BackwardCut(**backward_plan))
+    cuts = (cut_of(*_sizes(call), splits, packed), BackwardCut(**backward_plan, deterministic=deterministic))
     return AttentionFunction.apply(q, k, v, sink, slopes, rng_state, bounds, options, probs, cuts)

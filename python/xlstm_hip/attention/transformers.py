@@ -25,7 +25,7 @@ _IDLE = {
     "cache_position",
     "position_embeddings",
     "output_router_logits",
-    "deterministic",  # as every call here is
+    "deterministic",  # passed on
 }
 _IDLE |= {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch"}
 _IDLE |= {"seq_idx"}  # of state space layers; attention is told of packed rows by position_ids or cu_seq_lens
@@ -74,7 +74,7 @@ def attention_forward(
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, -1 if causal else sliding_window - 1)
     options: dict[str, Any] = {
         "dropout_p": dropout, "softmax_scale": scaling, "causal": causal, "window_size": window,
-        "softcap": softcap or 0.0, "sink": s_aux,
+        "softcap": softcap or 0.0, "sink": s_aux, "deterministic": bool(kwargs.get("deterministic")),
     }  # fmt: skip
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if kwargs.get("cu_seq_lens_q") is not None:

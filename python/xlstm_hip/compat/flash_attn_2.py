@@ -55,6 +55,7 @@ def _backward_half(
     softmax_lse: Tensor,
     buffers: dict[str, Tensor | None],
     rng_state: Tensor | None,
+    deterministic: bool,
 ) -> Tensor:
     q, dropped = call.q, call.options.dropout_p
     if plain_torch_forced():
@@ -75,7 +76,9 @@ def _backward_half(
         raise ValueError("rng_state: expected the tensor that the forward pass returned, because dropout_p > 0")
     with torch.no_grad():
         out = checks.heads("out", out, q.dim(), "as q has", q)
-        gradients = backward_pass(call, rng_state if dropped else None, out, softmax_lse.contiguous(), dout)
+        gradients = backward_pass(
+            call, rng_state if dropped else None, out, softmax_lse.contiguous(), dout, deterministic
+        )
         for gradient, value in zip(buffers.values(), gradients, strict=True):
             if gradient is not None:
                 gradient.copy_(value)
@@ -130,7 +133,7 @@ def _flash_attn_backward(
     checks.flag("deterministic", deterministic)
     window = (window_size_left, window_size_right)
     call = dense_call(q, k, v, dropout_p, softmax_scale, causal, window, softcap, alibi_slopes)
-    return _backward_half(call, dout, out, softmax_lse, {"dq": dq, "dk": dk, "dv": dv}, rng_state)
+    return _backward_half(call, dout, out, softmax_lse, {"dq": dq, "dk": dk, "dv": dv}, rng_state, deterministic)
 
 
 def _flash_attn_varlen_forward(
@@ -210,7 +213,7 @@ def _flash_attn_varlen_backward(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window,
         softcap, alibi_slopes,
     )  # fmt: skip
-    return _backward_half(call, dout, out, softmax_lse, {"dq": dq, "dk": dk, "dv": dv}, rng_state)
+    return _backward_half(call, dout, out, softmax_lse, {"dq": dq, "dk": dk, "dv": dv}, rng_state, deterministic)
 
 
 def _applied(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,7 +31,15 @@ PARTS: dict[str, str | frozenset[str]] = {
     "test_sampling_kernels.py": frozenset(("sample_kernel",)),
     "test_attention.py": frozenset(("forward_kernel", "probabilities_kernel", "combine_forward_kernel")),
     "test_attention_backward.py": frozenset(
-        ("dkdv_kernel", "dq_kernel", "delta_kernel", "dsink_kernel", "sum_dkdv_kernel")
+        (
+            "dkdv_kernel",
+            "dq_kernel",
+            "delta_kernel",
+            "dsink_kernel",
+            "sum_dkdv_kernel",
+            "one_pass_kernel",
+            "round_dq_kernel",
+        )
     ),
     "test_attention_decode.py": frozenset(
         ("decode_kernel", "mla_kernel", "append_kernel", "combine_kernel", "combine_forward_kernel")
