@@ -94,8 +94,8 @@ def test_a_plan_comes_to_backward(name: str) -> None:
     plan = {"block_size": 32, "row_panels": 1, "parts": 3}
     before, planned = gradients(block_size=128)
     after, requested = gradients(block_size=128, backward_plan=plan)
-    assert "attention_backward" in requested[0] and requested == (*planned[:-1], *plan.values())
-    assert planned[-1] == 0  # block_size is forward's
+    assert "attention_backward" in requested[0] and requested == (*planned[:-5], *plan.values(), 0, False)
+    assert planned[-5:] == (0, 0, 0, 0, False)  # block_size is forward's; common_schedule, deterministic
     assert the_same(before, after, exactly=False) and not the_same(before, after)
 
 
