@@ -22,12 +22,12 @@ struct CdnaScores {
   static_assert(kChunk == kStep<E>, "the pairs of a chunk are one row of strips");
   static constexpr int n = kVec16Elements<E>, kStrips = kChunk / kStripColumns, kRows = Strip<E>::kRegisters;
   static constexpr int kAhead = 2, kLeft = kStreamVec16s<E>;
-  static constexpr uint32_t kBeyond = 1u << 31;   // an offset beyond every range: such a load moves nothing
-  static constexpr int kTileStride = kChunk + n;  // padding puts rows into different banks
+  static constexpr uint32_t kBeyond = 1u << 31;  // an offset beyond every range: such a load moves nothing
+  using PairTile = Tile<E, kChunk, kChunk>;
 
   struct Lds {
     ChunkGates<kChunk> gates;
-    E tile[kChunk * kTileStride];
+    E pairs[kChunk * kChunk];
   };
 
   // A tensor's rows of this chunk, and this lane's offset in them without its features.
@@ -124,19 +124,18 @@ struct CdnaScores {
 
   // Stores the strips' floats, rounded, as rows of 16-byte vectors.
   XLSTM_DEVICE void store_pairs(const Strip<E> (&pairs)[kStrips], void* matrices) const {
+    const PairTile tile{lds.pairs};
+    const auto first = tile.cursor(row0, lane % 16);
 #pragma unroll
     for (int s = 0; s < kStrips; ++s)
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
-        lds.tile[(row0 + r) * kTileStride + s * kStripColumns + lane % 16] = from_float<E>(pairs[s].value[r]);
+        *reinterpret_cast<E*>(tile.at(first, r, s * kStripColumns)) = from_float<E>(pairs[s].value[r]);
     __syncthreads();
     E* const to = static_cast<E*>(matrices) + c.slot * kChunk * kChunk;
 #pragma unroll
-    for (int v = 0; v < kChunk * kChunk / n / kScoresCdnaThreads; ++v) {
-      const int at = (lane + v * kScoresCdnaThreads) * n;
-      const Vec16 x = read_vec16(lds.tile + at / kChunk * kTileStride + at % kChunk);
-      *reinterpret_cast<Vec16*>(to + at) = x;
-    }
+    for (int row = lane % 16; row < kChunk; row += 16)
+      *reinterpret_cast<Vec16*>(to + row * kChunk + feature) = read_vec16(tile.at(row, feature));
     __syncthreads();
   }
 
