@@ -231,8 +231,8 @@ def drawn_seed(call: Call) -> Tensor | None:
 def forward_pass(call: Call, rng_state: Tensor | None, probs: bool = False, splits: int = 0) -> tuple[Tensor, ...]:
     """out, lse and, if asked for, the softmax with dropped weights negative. No gradient is recorded."""
     cut = cut_of(*_sizes(call), splits, _is_packed(call))
-    q, *rest = call
-    return tuple(_forward(ops_for(q), q, *rest[:4], rng_state, *rest[4:], probs, cut))
+    q, k, v, sink, slopes, bounds, options, descales = call
+    return tuple(_forward(ops_for(q), q, k, v, sink, slopes, rng_state, bounds, options, descales, probs, cut))
 
 
 def backward_pass(

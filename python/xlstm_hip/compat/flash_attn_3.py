@@ -304,7 +304,7 @@ def get_scheduler_metadata(
     """num_splits for each sequence, (B) int32. A call is planned when it is made, from its own arguments, num_splits
     among them: what is said here is checked and changes no result."""
     checks.no_kernel(cu_seqlens_k_new=cu_seqlens_k_new)
-    _check_common(None, None, None, None, attention_chunk, pack_gqa, sm_margin)
+    _check_common(None, None, attention_chunk, pack_gqa, sm_margin)
     counts = {
         "batch_size": batch_size, "num_heads_q": num_heads_q, "num_heads_kv": num_heads_kv, "headdim": headdim,
         "headdim_v": headdim if headdim_v is None else headdim_v, "page_size": 1 if page_size is None else page_size,
