@@ -92,17 +92,20 @@ void test_plan() {
          {GemmShape{1, 4096, false, bits, true, 6, projections}, GemmShape{1, 4096, true, bits, true, 2, up},
           GemmShape{1, 10944, false, bits, true, 1, down}, GemmShape{1, 64, false, bits, true, 1, down}}) {
       const ClusterPlan single = plan_cluster(base_shape, true, h200);
-      for (const int64_t batch : {1, 2, 3, 8}) {
+      for (const int64_t batch : {1, 2, 3, 8, 9, 16, 17, 32}) {
+        if (batch > (bits == 8 ? 16 : 32)) continue;
         GemmShape shape = base_shape;
         shape.batch = batch;
         const ClusterPlan p = plan_cluster(shape, true, h200);
         const std::string at =
             std::to_string(bits) + " bits, " + std::to_string(batch) + " by " + std::to_string(shape.columns);
-        CHECK(p.batch >= batch, "%s: a kernel for %d", at.c_str(), p.batch);
+        CHECK(p.batch >= std::min<int64_t>(batch, 16) && p.passes * p.batch >= batch, "%s: a kernel for %d", at.c_str(),
+              p.batch);
         CHECK(p.part_bits == single.part_bits && p.part_steps == single.part_steps, "%s: other parts than alone",
               at.c_str());
         CHECK(p.parts() >= 2 && p.parts() * p.part_steps * kStepFeatures >= shape.columns, "%s: features", at.c_str());
-        CHECK(p.clusters * p.parts() <= 123, "%s: %d clusters, a second wave", at.c_str(), p.clusters);
+        CHECK(p.clusters * p.passes * p.parts() <= std::max(123, p.passes * p.parts()),
+              "%s: %d clusters, a second wave", at.c_str(), p.clusters);
         const ClusterSmem smem = cluster_smem(bits, p.batch, p.parts(), p.part_steps, p.owned);
         CHECK(smem.bytes <= p.lds_bytes && p.lds_bytes <= h200.lds_bytes, "%s: %d bytes", at.c_str(), p.lds_bytes);
         CHECK(2 * (p.lds_bytes + 1024) > 228 << 10, "%s: two blocks share a multiprocessor", at.c_str());
@@ -115,7 +118,9 @@ void test_plan() {
 
   const GemmShape one{1, 4096, false, 4, true, 1, down};
   CHECK(!plan_cluster(one, false, h200).batch, "what copies cannot take");
-  CHECK(!plan_cluster({9, 4096, false, 4, true, 1, down}, true, h200).batch, "more rows than a pass has");
+  for (const int bits : {4, 8})
+    CHECK(!plan_cluster({bits == 4 ? 33 : 17, 4096, false, bits, true, 1, down}, true, h200).batch,
+          "more rows than clusters are for");
   for (const int64_t batch : {1, 2, 8, 9})
     CHECK((plan_cluster({batch, 4096, false, 16, false, 1, down}, true, h200).batch == 8) == (batch == 2 || batch == 8),
           "bfloat16 beside %d rows", int(batch));

@@ -316,11 +316,14 @@ const std::vector<Case> kClusters = {
     {Format::int8, 1, 576, {104, 24, 8, 16}, Output::store, Input::rms, false, 64, 20},
     {Format::int8, 8, 576, {400}, Output::store, Input::rms, false, 64, 4, {}, 170 << 10},  // rounds
     {Format::int8, 8, 1088, {40}, Output::add, Input::plain, true, 128},
+    {Format::int8, 13, 1088, {40}},
     {Format::int4, 1, 1088, {40, 40}, Output::swiglu, Input::rms, true},
     {Format::int4, 1, 7232, {200}, Output::add},
     {Format::int4, 1, 2176, {40}, Output::add, Input::plain, false, 128},
     {Format::int4, 3, 1536, {72, 72}, Output::swiglu, Input::rms},
     {Format::int4, 5, 2112, {72, 8}, Output::store, Input::rms, false, 64, 2, {8, 8}},
+    {Format::int4, 12, 640, {40}, Output::store, Input::plain, true},
+    {Format::int4, 19, 1088, {40}},
     {Format::bfloat16, 2, 64, {24}, Output::add},
     {Format::bfloat16, 3, 4672, {56, 7}, Output::store, Input::rms},
     {Format::bfloat16, 5, 1536, {72, 72}, Output::swiglu, Input::rms},
@@ -365,7 +368,9 @@ int main(int count, char** arguments) {
         for (const bool clusters : {false, true})
           if (!clusters || format == Format::int8 || format == Format::int4)
             check_company({format, 1, 1088, {40}, Output::store, Input::plain, offsets, 64, 2, {}, 227 << 10, clusters},
-                          {1, 5, 8});
+                          !clusters                ? std::vector{1, 5, 8}
+                          : format == Format::int8 ? std::vector{1, 5, 12}
+                                                   : std::vector{1, 5, 12, 20});
   for (const Format format : {Format::bfloat16, Format::int4})
     check_company({format, 9, 1088, {200}, Output::store, Input::plain, false, 64, 3}, {9, 31, 33, 100, 130});
   Case pairs{Format::bfloat16, 2, 1088, {40}};

@@ -19,6 +19,7 @@ void launch_gemm_cluster(const char* name, const ClusterPlan& plan, const GemmPa
                   true, plan.parts()};
   if constexpr (Weights::kGroups) {
     if (plan.batch == 1) return launch(name, gemm_cluster_kernel<Weights, 1>, grid, stream, params);
+    if (plan.batch == 16) return launch(name, gemm_cluster_kernel<Weights, 16>, grid, stream, params);
   }
   launch(name, gemm_cluster_kernel<Weights, 8>, grid, stream, params);
 }

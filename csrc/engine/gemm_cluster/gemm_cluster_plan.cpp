@@ -59,17 +59,22 @@ bool suits_clusters(const GemmParams& p) {
          });
 }
 
-// A row must have the same sums in every batch of up to eight rows: so the decision depends on the shape alone, by what
-// a pass of eight needs. For bfloat16, gemm_mma is faster at one row (engine/gemm_mma/gemm_mma.h); for more than eight
-// rows, gemm_stream_k_kernel.
+// The most rows of the batch: beyond them gemm_stream_k_kernel is faster, as measured on an H200
+// (docs/lab/decode-h200.md).
+int64_t most_rows_of_clusters(int bits) { return bits == 4 ? 32 : bits == 8 ? 16 : 8; }
+
+// A row must have the same sums in all of these batches: so the decision depends on the shape alone, by what a pass of
+// eight needs. For bfloat16, gemm_mma is faster at one row (engine/gemm_mma/gemm_mma.h).
 ClusterPlan plan_cluster(const GemmShape& p, bool suits, const Chip& chip) {
-  if (!chip.hopper || !suits || p.batch > kClusterBatch[1] || (p.bits == 16 && (p.converted || p.batch == 1)))
+  const bool is_pair = p.bits == 16;
+  if (!chip.hopper || !suits || p.batch > most_rows_of_clusters(p.bits) || (is_pair && (p.converted || p.batch == 1)))
     return {};
   GemmShape widest = p;
   widest.batch = kClusterBatch[1];
   if (!plan_for(widest, kClusterBatch[1], chip).batch) return {};
   ClusterPlan best{};
   for (const int batch : kClusterBatch) {
+    if (is_pair && batch > kClusterBatch[1]) break;
     const ClusterPlan plan = plan_for(p, batch, chip);
     if (plan.batch && (!best.batch || best.batch < p.batch)) best = plan;
   }

@@ -23,12 +23,12 @@ constexpr int part_bits_of(int64_t steps) {
   while (bits > 1 && steps < 4 << bits) --bits;
   return bits;
 }
-constexpr int kItemRows = 16;            // rows of weights in an item; for SwiGLU 8 of either linear
-constexpr int kSlots = 2;                // of a warp's ring
-constexpr int kSegmentBytes = 256;       // of a row in a slot
-constexpr int kGroupBytes = 32;          // of a row's scales in a slot
-constexpr int kGroupRowBytes = 48;       // from one row's scales to the next row's, which are in other banks
-constexpr int kClusterBatch[] = {1, 8};  // the rows of the batch that kernels are made for
+constexpr int kItemRows = 16;                // rows of weights in an item; for SwiGLU 8 of either linear
+constexpr int kSlots = 2;                    // of a warp's ring
+constexpr int kSegmentBytes = 256;           // of a row in a slot
+constexpr int kGroupBytes = 32;              // of a row's scales in a slot
+constexpr int kGroupRowBytes = 48;           // from one row's scales to the next row's, which are in other banks
+constexpr int kClusterBatch[] = {1, 8, 16};  // the rows of the batch that kernels are made for
 
 // Warps of a block: as many as shared memory has rings for.
 constexpr int cluster_warps(int batch) { return batch == 16 ? 8 : 12; }
