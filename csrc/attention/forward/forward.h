@@ -44,10 +44,12 @@ struct Forward {
   static constexpr int kStreams = kOperandsAhead + 1;
   // The next operand's reads are issued ahead of the products, if registers suffice.
   static constexpr bool kReadsFirst = !(kHasScoreMod && kDv > 128);
+  // Values are prefetched where registers suffice: those of the widest kernel hold no bytes beside its modified scores.
+  static constexpr bool kValuesAhead = kShape.ahead && !(kIsFloat8<Key> && kHasScoreMod && kDv > 128);
 
   using Tokens = HeadTokens<E, Key>;
   using StageK = KeyStage<E, Key, kKeys, kKeyPart, false, kThreads, kShape.ahead>;
-  using StageV = KeyStage<E, Key, kKeys, kDv, true, kThreads, kShape.ahead>;
+  using StageV = KeyStage<E, Key, kKeys, kDv, true, kThreads, kValuesAhead>;
   using TileQ = Tile<E, kShape.rows, kKeyPart>;
 
   const ForwardParams* p;
