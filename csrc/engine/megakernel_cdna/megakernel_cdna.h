@@ -45,7 +45,7 @@
 #pragma once
 
 #include "engine/gemm_mma/gemm_mma.h"
-#include "engine/heads_step.h"
+#include "engine/gpu/heads_step.h"
 #include "engine/megakernel_cdna/megakernel_cdna_plan.h"
 
 namespace xlstm::gpu::engine {

@@ -2,7 +2,7 @@
 // CDNA: the launch of a decode step as one persistent kernel.
 #pragma once
 
-#include "engine/heads_step.h"
+#include "engine/gpu/heads_step.h"
 #include "engine/megakernel/megakernel_launch.h"
 #include "engine/megakernel_cdna/megakernel_cdna_plan.h"
 
