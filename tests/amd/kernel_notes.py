@@ -30,6 +30,7 @@ WITHOUT_MATRICES = {
     "recurrent_step",
     "recurrent_tokens",
     "recurrent_tokens_any_shape",
+    "round_dq_kernel",
     "sample_kernel",
     "scan_gate_flows",
     "scan_segment_states",
