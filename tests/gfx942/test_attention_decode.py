@@ -53,6 +53,31 @@ def test_table(package: ModuleType, table: str, level: str) -> None:
     assert not failed, f"{len(failed)} of {len(rows)} rows\n" + "\n".join(failed)
 
 
+@pytest.mark.parametrize("dims", [(40, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_attention_weights_of_keys_in_float8(package: ModuleType, dims: tuple[int, int]) -> None:
+    """Their numbers are numbers of q's dtype, too: all results are those of such keys."""
+    from support.attention import decode_rows
+    from xlstm_hip import attention
+
+    rng = torch.Generator().manual_seed(dims[0])
+    for dtype in (torch.bfloat16, torch.float16):
+        if not has_code(dtype):
+            continue
+        q, k, v = (torch.randn(1, n, 2, d, generator=rng) for n, d in ((20, dims[0]), (70, dims[0]), (70, dims[1])))
+        for stored in decode_rows.FLOAT8:
+            k8, v8 = decode_rows.float8_of(k, stored), decode_rows.float8_of(v, stored)
+            results = []
+            for keys, values in ((k8, v8), (k8.to(dtype), v8.to(dtype))):
+                torch.manual_seed(5)
+                found = attention.flash_attn_func(
+                    q.to(dtype).to("cuda"), keys.to("cuda"), values.to("cuda"), dropout_p=0.3, return_attn_probs=True
+                )
+                results.append([x.float().cpu() for x in found])
+            for actual, right in zip(*results, strict=True):
+                torch.testing.assert_close(actual, right, atol=2e-3, rtol=2 * torch.finfo(dtype).eps)
+    _ran.add("float8 weights")
+
+
 def test_rotary_pairs_that_are_no_whole_pieces(package: ModuleType) -> None:
     """And everything else that a token may be moved with one feature at a time."""
     from support.attention import decode_rows
@@ -138,7 +163,7 @@ def test_a_planted_error_is_seen(package: ModuleType) -> None:
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
-    left_out = {"rows", "mla", "float8", "float8 mla", "rotary", "combine"} - _ran
+    left_out = {"rows", "mla", "float8", "float8 mla", "float8 weights", "rotary", "combine"} - _ran
     if left_out:
         pytest.skip(f"not chosen: {left_out}")
     check_every_kernel_ran(device, "test_attention_decode.py")
