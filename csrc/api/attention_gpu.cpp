@@ -24,6 +24,8 @@ void check_backward(const xlstm_attention_backward& p, bool on_host) {
 void check_append(const xlstm_attention_append& p, bool on_host) {
   check_attention_append(p, on_host);
   has_gpu_dtype("x", p.from.dtype);
+  if (is_float8(p.to.dtype) && p.from.dtype == XLSTM_FLOAT32)
+    invalid("x: expected bfloat16 or float16 on a GPU for a cache in floats of 8 bits");
 }
 void check_combine(const xlstm_attention_combine& p, bool on_host) {
   check_attention_combine(p, on_host);

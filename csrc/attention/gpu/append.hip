@@ -113,7 +113,7 @@ void attention_append(const xlstm_attention_append& p, void* stream) {
     case XLSTM_FLOAT16:
       return run(Float16{});
     default:
-      return run(float{});
+      return append<float>(p, on);  // to floats: the check refuses others
   }
 }
 

@@ -356,14 +356,24 @@ def gpu_float8_rows() -> list[dict[str, Any]]:
     modified = {"softcap": 3.0, "alibi": True, "sink": True, "queries": 5, "cache": "rows", "num_splits": 2}
     for dims in (*CLASSES[:2], *CLASSES[3:5], (36, 20)):
         for stored in FLOAT8:
-            row = defaults | {"dims": dims, "dtype": torch.bfloat16, "stored": stored}
-            rows += [row, row | modified | {"dtype": torch.float16}]
-            rows += [row | {"queries": 40}, row | modified | {"queries": 40, "num_splits": 0, "dtype": torch.float16}]
+            for dtype in GPU_DTYPES[:2]:
+                row = defaults | {"dims": dims, "dtype": dtype, "stored": stored}
+                rows += [row, row | modified, row | {"queries": 40}]
+                rows.append(row | modified | {"queries": 40, "num_splits": 0})
     return rows
 
 
 def gpu_float8_mla_rows() -> list[dict[str, Any]]:
-    return [row for row in FLOAT8_MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
+    """The table's rows, and every kernel: of few and of many rows, of both numbers of features."""
+    rows = [row for row in FLOAT8_MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
+    each = {"page": 0, "causal": True, "schedule": "none", "sink": True, "descale": "each"}
+    for dtype in GPU_DTYPES[:2]:
+        for stored in FLOAT8:
+            for features in (512, 576):
+                for heads, queries in ((8, 1), (32, 3)):
+                    row = {"dtype": dtype, "features": features, "heads": heads, "queries": queries}
+                    rows.append(each | row | {"stored": stored})
+    return rows
 
 
 def refuse_and_keep_the_cache(device: str) -> None:
