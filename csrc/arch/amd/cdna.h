@@ -93,6 +93,19 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
 template <int kColumns, bool kStreamStays, bool kChainStays, class E, class Sum, class Chain, class After>
 XLSTM_DEVICE void multiply_each(const StreamOperand<E>& stream, Sum&& sum, Chain&& chain, After&& after) {
   static_assert(sizeof(E) == 2);
+#if defined(__gfx950__)
+  each_of<2 * kColumns>([&](auto i) {  // an instruction does what two do elsewhere
+    constexpr int c = i / 2, j = i % 2;
+    float* v = sum(c).value + 4 * j;
+    const Float4 product = multiply_step<true>(E{}, stream.k[j], chain(c).k, Float4{v[0], v[1], v[2], v[3]});
+#pragma unroll
+    for (int r = 0; r < 4; ++r) v[r] = product[r];
+    sched_barrier();
+    after(std::integral_constant<int, 2 * i>{});
+    after(std::integral_constant<int, 2 * i + 1>{});
+    sched_barrier();
+  });
+#else
   Halves rows[2], columns[kColumns];
 #pragma unroll
   for (int j = 0; j < 2; ++j) rows[j] = kStreamStays ? __builtin_bit_cast(Halves, stream.k[j]) : halves_of(stream.k[j]);
@@ -109,6 +122,7 @@ XLSTM_DEVICE void multiply_each(const StreamOperand<E>& stream, Sum&& sum, Chain
     after(i);
     sched_barrier();
   });
+#endif
 }
 
 // Keeps four accumulators where products leave them until this point: a copy for other instructions comes after it. For
