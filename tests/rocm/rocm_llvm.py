@@ -19,6 +19,7 @@ import functools
 import hashlib
 import inspect
 import json
+import multiprocessing
 import re
 import shlex
 import shutil
@@ -103,6 +104,16 @@ def ensure_parts() -> None:
     wheels.make_once(PARTS, make)
 
 
+# An option of LLVM among the flags of a source, in one word.
+FOR_LLVM = "-mllvm="
+
+
+def split_flags(flags: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Clang's, and LLVM's."""
+    clang = [flag for flag in flags if not flag.startswith(FOR_LLVM)]
+    return clang, [flag.removeprefix(FOR_LLVM) for flag in flags if flag.startswith(FOR_LLVM)]
+
+
 @functools.cache
 def sources() -> dict[Path, list[str]]:
     """Each GPU source of build/amd, with the flags that do not belong to a compiler or to its chips. NoCompiler where
@@ -114,7 +125,8 @@ def sources() -> dict[Path, list[str]]:
     found = {}
     for entry in commands:
         if entry["file"].endswith(".hip"):
-            words = [word for word in shlex.split(entry["command"])[1:] if re.match(r"-(D|I|O|std=|W|f|m)", word)]
+            command = re.sub("-mllvm (?=-)", FOR_LLVM, entry["command"])
+            words = [word for word in shlex.split(command)[1:] if re.match(r"-(D|I|O|std=|W|f|m)", word)]
             found[Path(entry["file"])] = words
     return found
 
@@ -188,8 +200,23 @@ def compiled(text: str, arch: str, file_type: int) -> bytes:
     return content
 
 
-def assembly_of(text: str, arch: str) -> str:
-    return compiled(text, arch, ASSEMBLY).decode()
+def add_options(options: list[str]) -> None:
+    """For all that this process compiles from now on."""
+    words = (ctypes.c_char_p * (1 + len(options)))(b"rocm_llvm", *(option.encode() for option in options))
+    llvm().LLVMParseCommandLineOptions(len(words), words, None)
+
+
+def compiled_with(options: list[str], text: str, arch: str, file_type: int) -> bytes:
+    """With options of LLVM, which are those of a process: in one of its own."""
+    if not options:
+        return compiled(text, arch, file_type)
+    alone = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, alone, initializer=add_options, initargs=(options,)) as pool:
+        return pool.submit(compiled, text, arch, file_type).result()
+
+
+def assembly_of(text: str, arch: str, options: list[str] | None = None) -> str:
+    return compiled_with(options or [], text, arch, ASSEMBLY).decode()
 
 
 def kernels_of(assembly: str, arch: str) -> list[Kernel]:
@@ -210,9 +237,10 @@ def kernels_of(assembly: str, arch: str) -> list[Kernel]:
 
 def made_once(source: Path, arch: str, flags: list[str], suffix: str, make: Callable[[str, Path], None]) -> Path:
     """What LLVM makes of a source of the build, kept: it takes ten times as long as the source's text."""
-    text = text_of(source, arch, flags)
+    clang_flags, options = split_flags(flags)
+    text = text_of(source, arch, clang_flags)
     how = inspect.getsource(compiled) + inspect.getsource(llvm.__wrapped__)
-    key = hashlib.sha256("\0".join((arch, how, text)).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join((arch, how, text, *options)).encode()).hexdigest()[:24]
     cached = PARTS / "assembly" / f"{source.stem}.{arch}.{key}{suffix}"
     if not cached.exists():
         cached.parent.mkdir(exist_ok=True)
@@ -226,7 +254,7 @@ def made_once(source: Path, arch: str, flags: list[str], suffix: str, make: Call
 
 def kernels_in(source: Path, arch: str, flags: list[str]) -> list[Kernel]:
     def write(text: str, file: Path) -> None:
-        file.write_text(assembly_of(text, arch))
+        file.write_text(assembly_of(text, arch, split_flags(flags)[1]))
 
     return kernels_of(made_once(source, arch, flags, ".s", write).read_text(), arch)
 
@@ -235,7 +263,7 @@ def code_object_of(source: Path, arch: str, flags: list[str]) -> Path:
     """What HIP loads."""
 
     def write(text: str, file: Path) -> None:
-        link(compiled(text, arch, OBJECT), file)
+        link(compiled_with(split_flags(flags)[1], text, arch, OBJECT), file)
 
     return made_once(source, arch, flags, ".co", write)
 
