@@ -32,6 +32,7 @@ IN_WALK = {  # templates of that source
     "chunk_walk_wide",
     "dot_last_states",
     "scan_segment_states",
+    "segment_states",
 }
 DECODING = ("decode_kernels_", "mla_kernels_", "gemm_mma_")
 USUAL = {
