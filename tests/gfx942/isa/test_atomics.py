@@ -213,7 +213,7 @@ def test_complete(device: ModuleType) -> None:
     names |= {f"ds_{does}_b{bits}" for does in ("read", "write") for bits in (32, 64, 96, 128)}
     names |= {f"ds_{does}2{st}_b{bits}" for does in ("read", "write") for st in ("", "st64") for bits in (32, 64)}
     names |= {f"ds_read_{x}" for x in PARTS} | {f"ds_write_{x}" for x in ("b8", "b16", "b8_d16_hi", "b16_d16_hi")}
-    names |= {"ds_wrxchg_rtn_b32", "ds_wrxchg_rtn_b64"}
+    names |= {"ds_wrxchg_rtn_b32", "ds_wrxchg_rtn_b64", "ds_read_b64_tr_b16"}
     for name, *_ in lds_cases():
         operation, kind = name.rsplit("_", 1)
         names |= {f"ds_{name}", f"ds_{operation}_rtn_{kind}"}
