@@ -166,7 +166,7 @@ struct NormBackward {
   XLSTM_DEVICE void store(const Row& r, const xlstm_rows& rows, int at, const Chunk& c) const {
     store_at<T, kAligned>(start_of<T>(r, rows), at, int(r.call.in.features), pack_chunk<T, kAligned>(c));
   }
-  // The gate in the registers of a row; without one nothing, which nobody reads.
+  // The gate in the registers of a row. A kernel without gates never reads what this gives it.
   XLSTM_DEVICE static const RawY& gate_of(const Row& r, int k) {
     if constexpr (kGate)
       return r.second[k];
