@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The current device as a Chip.
 #include <array>
-#include <cstdlib>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -42,15 +41,6 @@ Chip query_chip(int device) {
 }
 
 }  // namespace
-
-Schedule asked_schedule() {
-  const char* asked = std::getenv("XLSTM_HIP_GPU_SCHEDULE");
-  const std::string schedule = asked ? asked : "";
-  if (schedule == "" || schedule == "auto") return Schedule::automatic;
-  if (schedule == "common") return Schedule::common;
-  if (schedule == "persistent") return Schedule::persistent;
-  throw std::runtime_error("XLSTM_HIP_GPU_SCHEDULE: expected auto, common or persistent, got " + schedule);
-}
 
 Chip current_chip() {
   constexpr int kMaxDevices = 64;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token of each row through a whole xLSTM model on a GPU. A block of the model takes six parts, each of them one
 // launch, but for the mLSTM's recurrent step, which takes two launches when it updates its state in place; on CDNA the
-// step and the norm of heads are one launch (engine/gpu/heads_step.h). For one row on Hopper the megakernel runs the step
-// in one launch (engine/megakernel/megakernel.h), and on CDNA where it is asked for (engine/megakernel_cdna). A CUDA or
-// HIP graph can capture any form.
+// step and the norm of heads are one launch (engine/gpu/heads_step.h). For one row on Hopper the megakernel runs the
+// step in one launch (engine/megakernel/megakernel.h), and on CDNA where it is asked for (engine/megakernel_cdna). A
+// CUDA or HIP graph can capture any form.
 #include <algorithm>
 #include <vector>
 
@@ -15,8 +15,8 @@
 #include "engine/gemm_mma/gemm_stream_k_launch.h"
 #include "engine/gemm_mma/gemm_stream_k_shape.h"
 #include "engine/gemv_any_shape.h"
-#include "engine/gpu/one_token.h"
 #include "engine/gpu/heads_step.h"
+#include "engine/gpu/one_token.h"
 #include "engine/kernels.h"
 #include "engine/megakernel/megakernel_launch.h"
 #include "engine/megakernel_cdna/megakernel_cdna_launch.h"

@@ -15,13 +15,15 @@ from torch.library import opcheck
 from support.attention import truth
 from support.attention.decode_rows import FLOAT8, FLOAT8_MLA_ROWS, FLOAT8_ROWS, float8_of, run_mla, run_row
 from support.attention.problem import EPS, FLOOR, generator
+from support.compat_parts import compat_part
 from support.representative import marked
 from xlstm_hip import attention
 from xlstm_hip._core.index_tensors import Pages, SequenceBounds
 from xlstm_hip.attention.ops import OPS, Options
-from xlstm_hip.compat import flash_attn_3
 from xlstm_hip.reference import attention as plain
 from xlstm_hip.reference import attention_ops
+
+flash_attn_3 = compat_part("attention").flash_attn_3
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common schedule, which the launches name and these tests do not run.
+// The common schedule and CDNA's, which the launches name and these tests do not run.
 #include <stdexcept>
 
+#include "engine/megakernel_cdna/megakernel_cdna_launch.h"
 #include "layer/gpu/kernels.h"
 #include "mlstm/chunkwise/launch.h"
 
@@ -47,6 +48,14 @@ template void launch_walk<Float16, output::dk>(const WalkPlan&, const Chip&, con
 template void launch_walk<Float16, output::dv>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
                                                Stream);
 }  // namespace mlstm
+
+namespace engine {
+template <class Weights>
+void launch_megakernel_cdna(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream) {
+  no_common_schedule();
+}
+template void launch_megakernel_cdna<Bfloat16Weights>(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream);
+}  // namespace engine
 
 namespace layer {
 Groups plan_norm_forward_call(const xlstm_norm_forward&, const Chip&) {

@@ -84,6 +84,16 @@ inline uint32_t __builtin_amdgcn_permlanex16(uint32_t, uint32_t x, uint32_t low,
   if (low != 0x76543210u || high != 0xfedcba98u) throw std::invalid_argument("permlanex16 in another order");
   return Lanes<uint32_t>(x).of[this_lane() ^ 16];
 }
+// DPP within a row of sixteen lanes, the two forms that the kernels ask for: a rotation, and a shift up with zeros.
+inline int __builtin_amdgcn_update_dpp(int, int x, int control, int rows, int banks, bool zeros) {
+  constexpr int kShiftUp = 0x110, kRotate = 0x120;
+  const int by = control & 15, lane = this_lane() % 16;
+  if ((control != kShiftUp + by && control != kRotate + by) || rows != 15 || banks != 15 || !zeros)
+    throw std::invalid_argument("DPP in another form");
+  const Lanes<int> all(x);
+  if (control < kRotate && lane < by) return 0;
+  return all.of[this_lane() - lane + ((lane - by) & 15)];
+}
 
 // ---- in a lane
 
