@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's step at each number of rows, by the decode engine and layer by layer: errors beside float64, and times.
+"""A model's step at each number of rows, by the decode engine's op and by the layers: errors beside float64, and times.
 
     python benchmarks/decode_rows.py                           on a GPU: xLSTM-7B's width, all rows and formats
     python benchmarks/decode_rows.py --rows 9 64 --formats int8 --skip-check
     python benchmarks/decode_rows.py --profile 64              also the time of each kernel of a step of 64 rows
 
-Errors are those of the logits of one block and a small vocabulary. The engine may be off by twice what it is off with
-the same rows in batches of eight, and by what 16 bits of x make; the layers' error stands beside it. Times are of four
-blocks and 50304 words, both ways as CUDA or HIP graphs where the layers can be captured. The floor is the weights read
-once and the states read and written once, at the rate of a copy on this GPU. exit code: 1 where an error is too large
-or a second run has other bits, 77 without a GPU.
+Errors are those of the logits of one block and a small vocabulary. The engine's op may be off by twice what it is off
+with the same rows in batches of eight, and by what 16 bits of x make; the layers' error stands beside it. Times are of
+four blocks and 50304 words, both ways as CUDA or HIP graphs. The floor is the weights read once and the states read and
+written once, at the rate of a copy on this GPU. exit code: 1 where an error is too large or a second run has other
+bits, 77 without a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import functools
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ FORMATS = ("bf16", "fp16", "int8", "fp8", "int4")
 SPLIT = 2.0**-17  # matrix units see 16 bits of what weights are multiplied with
 CANNOT_RUN = 77
 PROMPT, STEPS, CALLS, RUNS = 3, 3, 30, 5
+FLOAT64_KERNELS = {
+    "chunkwise_kernel": "chunkwise--native_autograd",
+    "sequence_kernel": "native_sequence__native",
+    "step_kernel": "native",
+}
 State = dict[int, tuple[Tensor, Tensor, Tensor]]
 
 
@@ -61,20 +67,20 @@ def in_float64(model: xLSTMLarge) -> xLSTMLarge:
             weights = {key: x for key, x in weights.items() if not key.startswith(f"{name}.") or key.endswith("bias")}
             weights[f"{name}.weight"] = layer.widened(torch.float32)
     with torch.device("cuda"):
-        twin = xLSTMLarge(model.config).double()
+        twin = xLSTMLarge(replace(model.config, **FLOAT64_KERNELS)).double()
     twin.load_state_dict(weights)
     return twin.eval()
 
 
 @contextlib.contextmanager
 def most_rows(rows: int) -> Iterator[None]:
-    """The engine takes up to so many rows."""
-    original = decode_engine.MOST_ROWS
-    decode_engine.MOST_ROWS = rows
+    """The engine's op takes up to so many rows, and the layers more."""
+    original = decode_engine.DecodeEngine.runs_layers
+    decode_engine.DecodeEngine.runs_layers = lambda self, batch: batch > rows  # type: ignore[method-assign]
     try:
         yield
     finally:
-        decode_engine.MOST_ROWS = original
+        decode_engine.DecodeEngine.runs_layers = original  # type: ignore[method-assign]
 
 
 def begun(model: xLSTMLarge, rows: int) -> State:
@@ -130,24 +136,6 @@ def check(form: str, width: int, rows: list[int]) -> bool:
     return right
 
 
-def captured(call: Callable[[], object]) -> tuple[Callable[[], object], bool]:
-    """The call as a graph, and whether it is one."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            call()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return call, False
-    return graph.replay, True
-
-
 def milliseconds(call: Callable[[], object]) -> float:
     times = []
     for _ in range(RUNS + 1):
@@ -187,17 +175,17 @@ def time_rows(form: str, options: argparse.Namespace, rate: float) -> None:
         state = begun(model, batch)
         states = sum(x.numel() * x.element_size() for layer in state.values() for x in layer)
         step = functools.partial(model.step, tokens(model, batch, 1)[:, 0], state)
-        with most_rows(batch):
-            by_engine = milliseconds(step)
-            if batch == options.profile:
-                profile(step, options.blocks)
-        line = f"{form:5} {batch:4} rows: engine {by_engine:7.3f} ms"
-        if not options.skip_layers:
-            with most_rows(0):
-                call, graph = captured(step)
-                line += f", layers {milliseconds(call):7.3f}{'' if graph else ' (no graph)'}"
         floor = (weights + 2 * states) / rate
-        print(f"{line}, floor {floor:6.3f}: {floor / by_engine:.0%} of it", flush=True)
+        for name, op_rows in (("op", batch), ("layers", 0)):
+            if name == "layers" and options.skip_layers:
+                continue
+            with most_rows(op_rows):
+                taken = milliseconds(step)
+                print(
+                    f"{form:5} {batch:4} rows: {name:6} {taken:7.3f} ms, floor {floor:6.3f}: {floor / taken:.0%} of it"
+                )
+                if batch == options.profile:
+                    profile(step, options.blocks)
 
 
 def main() -> int:
@@ -210,7 +198,7 @@ def main() -> int:
     parser.add_argument("--profile", type=int, help="the time of each kernel at this number of rows")
     parser.add_argument("--skip-check", action="store_true")
     parser.add_argument("--skip-times", action="store_true")
-    parser.add_argument("--skip-layers", action="store_true", help="times of the engine alone")
+    parser.add_argument("--skip-layers", action="store_true", help="times of the op alone")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU that torch can use", file=sys.stderr)

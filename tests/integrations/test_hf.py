@@ -78,8 +78,12 @@ def test_without_the_xlstm_package() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("op_rows", [64, 1])  # of two: the engine's op, or the engine's call of the layers
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_decode_engine_makes_single_tokens(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decode_engine_makes_single_tokens(
+    dtype: torch.dtype, op_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_engine, "MOST_ROWS", op_rows)
     model, x = hf.accelerate(hf_model(dtype)), tokens(2, 6)
     calls, original = [], decode_engine.DecodeEngine.step
     monkeypatch.setattr(decode_engine.DecodeEngine, "step", lambda *arguments: calls.append(1) or original(*arguments))

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from support.engine_calls import copied, counted, in_double, layer_by_layer, no_
 from support.peer_models import relative, small_model, tokens
 from xlstm_hip.models import Stream, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
+from xlstm_hip.models.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -106,6 +110,46 @@ def test_the_same_text_as_layer_by_layer(options: dict) -> None:
         assert all(relative(a, b) < 1e-4 for a, b in zip(actual.state[n], layer, strict=True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_many_rows_go_through_the_layers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's step is theirs, in float32, and overwrites the same states."""
+    model = small_model(dtype=dtype)
+    begun, x = state_after(model, tokens(3, 5)), tokens(3, 4, seed=2)
+    masks = [None, torch.tensor([True, False, True]), None, torch.zeros(3, dtype=torch.bool)]
+    monkeypatch.setattr(decode_engine, "MOST_ROWS", 2)
+    state, want_state = copied(begun), copied(begun)
+    addresses = [s.data_ptr() for layer in state.values() for s in layer]
+    for t, mask in enumerate(masks):
+        with counted() as calls:
+            actual = model.step(x[:, t], state, mask)
+        assert calls == [3] and actual.dtype == torch.float32
+        with layer_by_layer():
+            assert torch.equal(actual, model.step(x[:, t], want_state, mask).float())
+        for a, b in zip(state.values(), want_state.values(), strict=True):
+            assert all(torch.equal(new, want) for new, want in zip(a, b, strict=True))
+    assert addresses == [s.data_ptr() for layer in state.values() for s in layer]
+    assert not torch.equal(model.step(x[:2, 0], {n: tuple(s[:2].clone() for s in y) for n, y in begun.items()}), actual)
+
+
+def test_which_rows_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(**options: Any) -> int:
+        model = small_model(**options)
+        return next(rows for rows in range(100) if decode_engine.engine_of(model, model._new_engine).runs_layers(rows))
+
+    assert first() == first(dtype=torch.bfloat16) == 65  # a CPU
+    model = small_model(dtype=torch.bfloat16)
+    engine = decode_engine.engine_of(model, model._new_engine)
+    engine._first = (torch.bfloat16, torch.device("cuda"))
+    for version, rows in ((None, 9), ("7.2", 65)):
+        monkeypatch.setattr(torch.version, "hip", version)
+        assert [engine.runs_layers(n) for n in (rows - 1, rows)] == [False, True]
+    monkeypatch.setattr(torch.version, "hip", None)
+    for mixed in (small_model(), quantize(small_model(dtype=torch.bfloat16), 8, progress=False)[0]):
+        engine = decode_engine.engine_of(mixed, mixed._new_engine)
+        engine._first = (torch.bfloat16, torch.device("cuda"))
+        assert not engine.runs_layers(64)
+
+
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
     """What would be captured as graphs, which are stood in for by calls made again: a GPU is not asked for."""
@@ -119,26 +163,34 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
     return results
 
 
+@torch.no_grad()
+def layers(model: xLSTMLarge, state: dict, out: Tensor, x: Tensor, keep: Tensor | None) -> None:
+    out.copy_(model._stepped_by_layers(x, state, keep))
+
+
 def test_a_graph_of_a_step(captures: list[Callable]) -> None:
     model = small_model()
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
     engine = decode_engine.engine_of(model, model._new_engine)
     numbers = decode_engine.Numbers(4, 1e-6, 15.0, 30.0)
     keep = torch.tensor([True, False])
-    for mask in (None, keep):
+    for mask, by_layers in itertools.product((None, keep), (False, True)):
         want_state, state = copied(begun), copied(begun)
         states = [s for n in sorted(state) for s in state[n]]
         graph = decode_engine.StepGraph(())
         call = functools.partial(engine._call, states=states, numbers=numbers)
+        if by_layers:
+            call = functools.partial(layers, model, state)
         results = []
         for t in range(5):
             step_mask = mask if mask is None or t != 3 else ~mask
-            want = model.step(x[:, t], want_state, step_mask)
+            with layer_by_layer() if by_layers else contextlib.nullcontext():
+                want = model.step(x[:, t], want_state, step_mask)
             results.append(graph.step(call, (2, 97), x[:, t], step_mask))
             assert torch.equal(results[-1], want)
         assert not torch.equal(results[0], results[1])  # results are not the graph's memory
         assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
-    assert len(captures) == 2
+    assert len(captures) == 4
 
 
 @pytest.mark.parametrize(
@@ -160,7 +212,7 @@ def test_a_graph_of_a_step_with_its_draw(
     want = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
     keys = []
 
-    def step(self, rows, states, keep, numbers, then):
+    def step(self, rows, states, keep, numbers, layers, then):
         key = (then.key, rows.data_ptr(), keep.data_ptr())
         if self._graph is None or self._graph.key != key:
             keys.append(key)
@@ -372,6 +424,4 @@ def test_calls_for_the_layers_alone() -> None:
             model.step(x[:, 0], transposed)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 model.step(x[:, 0], copied(begun))
-            many = {n: tuple(s.repeat(33, *[1] * (s.dim() - 1)) for s in layer) for n, layer in begun.items()}
-            model.step(x[:, 0].repeat(33), many)
     assert not calls

@@ -49,7 +49,7 @@ def steps_on_gpu(model: xLSTMLarge, begun: dict, x: Tensor) -> tuple[Tensor, dic
     return actual.cpu(), state
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 9, 17, 31, 64])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 9, 17, 31, 64, 65, 200])
 @pytest.mark.parametrize("dtype, bits", WEIGHTS, ids=lambda x: str(x))
 def test_error(dtype: torch.dtype, bits: int, batch: int) -> None:
     """No further from float64 than the layers are on the CPU, twice at the most; twice the same bits."""
@@ -71,10 +71,11 @@ def test_error(dtype: torch.dtype, bits: int, batch: int) -> None:
             assert relative(a.cpu(), c) <= 2 * relative(b, c) + least
 
 
-def test_rows_that_are_masked_keep_their_states() -> None:
+@pytest.mark.parametrize("rows", [5, 17])
+def test_rows_that_are_masked_keep_their_states(rows: int) -> None:
     model = model_of(torch.bfloat16, 0)
-    begun, x = state_after(model, tokens(5, 5, VOCAB)), tokens(5, 3, VOCAB, seed=2).cuda()
-    keep = torch.tensor([True, False, True, False, True])
+    begun, x = state_after(model, tokens(rows, 5, VOCAB)), tokens(rows, 3, VOCAB, seed=2).cuda()
+    keep = torch.arange(rows) % 2 == 0
     gpu_model, state = copy.deepcopy(model).cuda(), on_gpu(begun)
     for t in range(3):
         gpu_model.step(x[:, t], state, keep.cuda())

@@ -234,7 +234,14 @@ def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, ca
     keep = None if attention_mask is None else _mask_of(attention_mask, input_ids)[:, 0].contiguous()
     config = backbone.config
     numbers = Numbers(config.num_heads, config.eps, config.gate_soft_cap or 0.0, 0.0)
-    hidden = engine.step(input_ids[:, 0], states, keep, numbers)
+
+    def layers(out: Tensor, tokens: Tensor, keep: Tensor | None) -> None:
+        x = backbone.embeddings(tokens.unsqueeze(1))
+        mask = None if keep is None else keep.unsqueeze(1)
+        x = _through_blocks(backbone, x, mask, cache, _call(backbone, x, keep_state=True, cu_seqlens=None))
+        out.copy_(backbone.out_norm(x)[:, 0])
+
+    hidden = engine.step(input_ids[:, 0], states, keep, numbers, layers)
     return hidden.to(backbone.embeddings.weight.dtype).unsqueeze(1)
 
 

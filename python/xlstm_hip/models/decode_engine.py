@@ -7,6 +7,9 @@ The op reads every weight in place, without a copy, so changes made in place by 
 next step. If a parameter or module is replaced, the engine is rebuilt. For a layer with unmerged LoRA adapters it forms
 the sum of the matrices (models/adapters.py). A model with parts that it does not know (hooks, other classes, float64,
 other kernels) runs layer by layer, and one log line says why.
+
+Many rows are matrix products, at which torch's are faster than the op: the engine then calls the model's layers, on a
+GPU as part of the same graph.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
 FUSED_PROJECTIONS = ("qkv_opreact", None, None, None, "ifgate_preact", None)
 Part = tuple[nn.Module, str]
-MOST_ROWS = 64  # a larger batch is a matrix product, which the layers do as well
+# The largest batch of the op. For NVIDIA's products of 16-bit weights it is measured (docs/lab/decode-h200.md). The op
+# reads weights of 8 and 4 bits as they lie; the layers widen them first.
+MOST_ROWS = 64
+MOST_ROWS_OF_16_BITS = 8
 
 
 @torch.library.register_fake("xlstm_hip::decode_step_")
@@ -233,6 +239,8 @@ class DecodeEngine:
             self._take_apart(blocks, embedding, out_norm, head, knows_block)
         except Unknown as reason:
             self.why_not = str(reason)
+        dtypes = {x.dtype for x in parts.tensors}
+        self._all_16_bits = not parts.adapted and len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16}
         self._weight_index = torch.tensor(parts.weight_index, device="cpu")
         self._graph: StepGraph | None = None
 
@@ -298,28 +306,35 @@ class DecodeEngine:
         """The number of layers whose adapters the engine has merged into weights of its own."""
         return self._parts.formed
 
+    def runs_layers(self, rows: int) -> bool:
+        """Whether a step of so many rows goes through the model's layers."""
+        by_tensor_cores = self._all_16_bits and self._first[1].type == "cuda" and torch.version.hip is None
+        return rows > (MOST_ROWS_OF_16_BITS if by_tensor_cores else MOST_ROWS)
+
     def step(
         self,
         tokens: Tensor,  # (B)
         states: Sequence[Tensor],  # c, n, m of each block, float32; overwritten
         keep: Tensor | None,  # (B) bool: False for rows whose states stay as they are
         numbers: Numbers,
+        layers: Call,  # the same step by the model's layers, which overwrite the states, too
         then: Then | None = None,  # what is done with the logits, in the same graph
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
         features = self._table.weight.shape[1] if self._head is None else self._head.out_features
         shape = (tokens.shape[0], features)
+        by_layers = self.runs_layers(tokens.shape[0])
+        call = layers if by_layers else functools.partial(self._call, states=states, numbers=numbers)
         if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
             tensors = [*self._parts.tensors, *states]
             if then is not None:
                 tensors += [tokens] if keep is None else [tokens, keep]
             done = None if then is None else then.key
-            key = (shape, keep is None, done, numbers, *(x.data_ptr() for x in tensors))
+            key = (shape, by_layers, keep is None, done, numbers, *(x.data_ptr() for x in tensors))
             if self._graph is None or self._graph.key != key:
                 self._graph = StepGraph(key)
-            call = functools.partial(self._call, states=states, numbers=numbers)
             return self._graph.step(call, shape, tokens, keep, then)
         out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
-        self._call(out, tokens.contiguous(), keep, states, numbers)
+        call(out, tokens.contiguous(), keep)
         if then is not None:
             then(out)
         return out
@@ -367,7 +382,6 @@ def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
     return (
         not torch.is_grad_enabled()
         and tokens.dtype == torch.int64
-        and tokens.shape[0] <= MOST_ROWS
         and not torch.compiler.is_compiling()
         and not plain_torch_forced()
         and not torch.is_autocast_enabled(device)

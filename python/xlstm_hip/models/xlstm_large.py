@@ -189,12 +189,15 @@ class xLSTMLarge(nn.Module):
         decoded = self._decoded(tokens, state, mask, then)
         if decoded is not None:
             return decoded
-        ahead = None if mask is None else mask.unsqueeze(1)
-        hidden, _ = self.hidden(tokens.unsqueeze(1), state, ahead, keep_state=True)
-        logits = self.logits(hidden)[:, 0]
+        logits = self._stepped_by_layers(tokens, state, mask)
         if then is not None:
             then(logits)
         return logits
+
+    def _stepped_by_layers(self, tokens: Tensor, state: State, mask: Tensor | None) -> Tensor:
+        ahead = None if mask is None else mask.unsqueeze(1)
+        hidden, _ = self.hidden(tokens.unsqueeze(1), state, ahead, keep_state=True)
+        return self.logits(hidden)[:, 0]
 
     def _decoded(self, tokens: Tensor, state: State, keep: Tensor | None, then: Then | None = None) -> Tensor | None:
         """Logits (B, V) from the decode engine, or None if it does not support this call."""
@@ -212,7 +215,11 @@ class xLSTMLarge(nn.Module):
         if engine is None:
             return None
         caps = (config.gate_soft_cap or 0.0, config.output_logit_soft_cap or 0.0)
-        return engine.step(tokens, states, keep, Numbers(config.num_heads, config.eps, *caps), then)
+
+        def layers(out: Tensor, tokens: Tensor, keep: Tensor | None) -> None:
+            out.copy_(self._stepped_by_layers(tokens, state, keep))
+
+        return engine.step(tokens, states, keep, Numbers(config.num_heads, config.eps, *caps), layers, then)
 
     def _new_engine(self) -> DecodeEngine:
         backbone = self.backbone
@@ -348,8 +355,7 @@ class xLSTMLarge(nn.Module):
         return generated.tokens, generated.state
 
     def status(self) -> Status:
-        """Returns the path that each part takes, and why. Autocast and more than 64 rows also leave the decode
-        engine."""
+        """Returns the path that each part takes, and why. Autocast also leaves the decode engine."""
         return status_of(
             self, self.embedding.weight, self.backbone.blocks, "backbone.blocks",
             self.config.kernels(device=self.device), self.config.inference_state_dtype,
