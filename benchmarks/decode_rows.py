@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -25,13 +26,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from xlstm_hip.models import decode_engine, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.quantize import QuantizedLinear, quantize
 
 ROWS = (1, 2, 3, 5, 8, 9, 16, 17, 31, 64, 65, 128, 200, 256)
 FORMATS = ("bf16", "fp16", "int8", "fp8", "int4")
 SPLIT = 2.0**-17  # matrix units see 16 bits of what weights are multiplied with
 CANNOT_RUN = 77
+OP_ROWS = "XLSTM_HIP_DECODE_OP_ROWS"
 PROMPT, STEPS, CALLS, RUNS = 3, 3, 30, 5
 FLOAT64_KERNELS = {
     "chunkwise_kernel": "chunkwise--native_autograd",
@@ -75,12 +77,12 @@ def in_float64(model: xLSTMLarge) -> xLSTMLarge:
 @contextlib.contextmanager
 def most_rows(rows: int) -> Iterator[None]:
     """The engine's op takes up to so many rows, and the layers more."""
-    original = decode_engine.DecodeEngine.runs_layers
-    decode_engine.DecodeEngine.runs_layers = lambda self, batch: batch > rows  # type: ignore[method-assign]
+    before = os.environ.get(OP_ROWS, "")
+    os.environ[OP_ROWS] = str(rows)
     try:
         yield
     finally:
-        decode_engine.DecodeEngine.runs_layers = original  # type: ignore[method-assign]
+        os.environ[OP_ROWS] = before
 
 
 def begun(model: xLSTMLarge, rows: int) -> State:

@@ -144,6 +144,12 @@ def test_which_rows_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(torch.version, "hip", version)
         assert [engine.runs_layers(n) for n in (rows - 1, rows)] == [False, True]
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "200")  # the user's word is the last
+    assert [engine.runs_layers(n) for n in (200, 201)] == [False, True]
+    monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "-1")
+    with pytest.raises(ValueError, match="XLSTM_HIP_DECODE_OP_ROWS: expected a number of rows, 0 or more, or nothing"):
+        engine.runs_layers(1)
+    monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "")
     for mixed in (small_model(), quantize(small_model(dtype=torch.bfloat16), 8, progress=False)[0]):
         engine = decode_engine.engine_of(mixed, mixed._new_engine)
         engine._first = (torch.bfloat16, torch.device("cuda"))

@@ -2,6 +2,7 @@
 """The environment variables of the package.
 
 XLSTM_HIP_BACKEND   reference: the mLSTM, attention and the layers run in plain torch. Read in every call
+XLSTM_HIP_DECODE_OP_ROWS   the largest batch of the decode engine's op. Read in every step
 XLSTM_HIP_LOGS      comma-separated list of dispatch, plan, build. Read when the package is imported
 XLSTM_HIP_RANGES    1: a named range around every op, for NVIDIA's and AMD's profilers. Read at import
 
@@ -21,7 +22,7 @@ LOGS = ("dispatch", "plan", "build")
 # os.environ encodes a name before it looks it up, which takes 0.7 us, a seventh of a small layer's call. This is the
 # dictionary that it then looks in.
 _VARIABLES = vars(os.environ)["_data"]
-_BACKEND = os.fsencode("XLSTM_HIP_BACKEND")
+_BACKEND, _DECODE_OP_ROWS = os.fsencode("XLSTM_HIP_BACKEND"), os.fsencode("XLSTM_HIP_DECODE_OP_ROWS")
 
 
 @constant_in_graphs
@@ -35,6 +36,14 @@ def _is_reference(value: str) -> bool:
     if value not in BACKENDS:
         raise ValueError(f"XLSTM_HIP_BACKEND: expected {' or '.join(BACKENDS)}, or nothing, got {value!r}")
     return True
+
+
+def decode_op_rows() -> int | None:
+    """XLSTM_HIP_DECODE_OP_ROWS: the largest batch of the decode engine's op; None: the engine chooses."""
+    value = os.fsdecode(_VARIABLES.get(_DECODE_OP_ROWS, b""))
+    if value and not (value.isascii() and value.isdigit()):
+        raise ValueError(f"XLSTM_HIP_DECODE_OP_ROWS: expected a number of rows, 0 or more, or nothing, got {value!r}")
+    return int(value) if value else None
 
 
 def logs_of(value: str) -> frozenset[str]:

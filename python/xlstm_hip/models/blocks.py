@@ -17,6 +17,7 @@ from .. import layers
 from .._core.autocast import product_dtype
 from .._core.checks import promoted_dtype
 from .config import xLSTMLargeConfig
+from .graph_branches import in_branches
 from .hooks import all_watched, known, watched, watches_gradients
 from .joined_products import joined, may_join
 from .mlstm_call import LayerState, MLSTMCall
@@ -55,16 +56,22 @@ def _dtype_for(then: Any, norm: Any, *normed: Tensor) -> torch.dtype | None:
 def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -> tuple[Tensor, ...]:
     """q, k, v, output gate, and capped input and forget gate from single or fused weights; (B, S, features) each."""
     if hasattr(layer, "qkv_opreact"):
-        q, k, v, o = layer.qkv_opreact(x).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
-        i, f = layers.soft_cap(layer.ifgate_preact(x), cap).chunk(2, dim=-1)
-        return q, k, v, o, i, f
+        wide_product, gate_product = in_branches(
+            x, lambda: layer.qkv_opreact(x), lambda: layers.soft_cap(layer.ifgate_preact(x), cap)
+        )
+        return (*wide_product.split((qk_dim, qk_dim, v_dim, v_dim), dim=-1), *gate_product.chunk(2, dim=-1))
     wide, gates = (layer.q, layer.k, layer.v, layer.ogate_preact), (layer.igate_preact, layer.fgate_preact)
     if may_join(*wide) and may_join(*gates):
         q, k, v, o = joined(x, *wide).split((qk_dim, qk_dim, v_dim, v_dim), dim=-1)
         i, f = layers.soft_cap(joined(x, *gates), cap).chunk(2, dim=-1)
         return q, k, v, o, i, f
-    i, f = (layers.soft_cap(gate(x), cap) for gate in (layer.igate_preact, layer.fgate_preact))
-    return layer.q(x), layer.k(x), layer.v(x), layer.ogate_preact(x), i, f
+    (q, k, o), v, (i, f) = in_branches(
+        x,
+        lambda: (layer.q(x), layer.k(x), layer.ogate_preact(x)),
+        lambda: layer.v(x),
+        lambda: [layers.soft_cap(gate(x), cap) for gate in gates],
+    )
+    return q, k, v, o, i, f
 
 
 def run_mlstm_layer(
@@ -93,7 +100,7 @@ def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
         return ffn.proj_down(layers.swiglu_fused(ffn.proj_up_gate_z(x)))
     if may_join(ffn.proj_up_gate, ffn.proj_up):
         return ffn.proj_down(layers.swiglu_fused(joined(x, ffn.proj_up_gate, ffn.proj_up)))
-    return ffn.proj_down(layers.swiglu(ffn.proj_up_gate(x), ffn.proj_up(x)))
+    return ffn.proj_down(layers.swiglu(*in_branches(x, lambda: ffn.proj_up_gate(x), lambda: ffn.proj_up(x))))
 
 
 def run_block_in_stack(

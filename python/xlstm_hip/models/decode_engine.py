@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .._core import ops
-from .._core.environment import plain_torch_forced
+from .._core.environment import decode_op_rows, plain_torch_forced
 from .._core.warn_once import log_once
 from ..mlstm.registry import LAYER_KINDS, kernel_info
 from . import adapters
@@ -308,6 +308,9 @@ class DecodeEngine:
 
     def runs_layers(self, rows: int) -> bool:
         """Whether a step of so many rows goes through the model's layers."""
+        asked = decode_op_rows()
+        if asked is not None:
+            return rows > asked
         by_tensor_cores = self._all_16_bits and self._first[1].type == "cuda" and torch.version.hip is None
         return rows > (MOST_ROWS_OF_16_BITS if by_tensor_cores else MOST_ROWS)
 
