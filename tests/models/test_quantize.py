@@ -85,6 +85,25 @@ def float8_value(code: int, fnuz: bool) -> float:
     return sign * math.ldexp(fraction + 8 * (exponent > 0), max(exponent, 1) - bias - 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [*(Scheme(*s) for s in SCHEMES if s[1] == 64), Scheme(format="float8_e4m3fn")], ids=str
+)
+def test_a_widened_weight_is_rounded_once(scheme: Scheme, dtype: torch.dtype) -> None:
+    """Of scale * q + offset in float32."""
+    layer = QuantizedLinear(100, 96, False, scheme)
+    layer.take(torch.randn(96, 100, generator=torch.Generator().manual_seed(2)))
+    q = (layer.qweight if scheme.bits == 8 else unpacked(layer.qweight)).float().view(96, 2, 64)
+    offsets = -scheme.zero * layer.scales.float() if layer.offsets is None else layer.offsets.float()
+    true = q.double() * layer.scales.double()[..., None] + offsets.double()[..., None]
+    actual = layer.widened(dtype)
+    assert actual.dtype == dtype and actual.shape == (96, 100)
+    once = true.view(96, 128)[:, :100]
+    spacing = torch.finfo(dtype).eps / 2
+    largest = (q.abs() * layer.scales.float().abs()[..., None] + offsets.abs()[..., None]).view(96, 128)[:, :100]
+    assert ((actual.double() - once).abs() <= spacing * once.abs() + 2**-23 * largest).all()
+
+
 @pytest.mark.parametrize("format", FLOAT8)
 def test_every_float8(format: str) -> None:
     """In the engine, as the first column of a head: a code's logit is its value times that of 1; NaN is NaN."""

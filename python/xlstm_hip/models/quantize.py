@@ -161,15 +161,20 @@ class QuantizedLinear(nn.Module):
                 target.copy_(value)
 
     def widened(self, dtype: torch.dtype) -> Tensor:
-        """The dequantised weight (rows, columns)."""
+        """The dequantised weight (rows, columns): computed in float32 and rounded once, without a copy in float32."""
         rows, groups = self.scales.shape
-        q = (self.qweight if self.scheme.bits == 8 else unpacked(self.qweight)).view(rows, groups, -1).float()
-        scales = self.scales.float().unsqueeze(-1)
+        q = self.qweight if self.scheme.bits == 8 else unpacked(self.qweight)
+        if q.is_floating_point():
+            q = q.bfloat16()  # exact; torch multiplies no floats of 8 bits
+        elif self.scheme.zero and self.offsets is None:
+            q = q.view(torch.int8) - self.scheme.zero
+        q, scales = q.view(rows, groups, -1), self.scales.float().unsqueeze(-1)
+        weight = torch.empty(q.shape, dtype=dtype, device=q.device)
         if self.offsets is None:
-            weight = (q - self.scheme.zero) * scales
+            torch.mul(q, scales, out=weight)
         else:
-            weight = q * scales + self.offsets.float().unsqueeze(-1)
-        return weight.view(rows, -1)[:, : self.in_features].to(dtype)
+            torch.addcmul(self.offsets.float().unsqueeze(-1), q, scales, out=weight)
+        return weight.view(rows, -1)[:, : self.in_features]
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.widened(x.dtype), self.bias)
