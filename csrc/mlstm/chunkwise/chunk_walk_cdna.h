@@ -10,7 +10,7 @@
 // products. There are two more where LDS holds the outputs only in place of x.
 #pragma once
 
-#include "arch/memory_range.h"
+#include "mlstm/chunkwise/chunk_rows_cdna.h"
 #include "mlstm/chunkwise/chunk_walk.h"
 
 namespace xlstm::gpu::mlstm {
@@ -27,25 +27,7 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
   using Base::kTerms, Base::kShape, Base::kY, Base::kThreads, Base::kXStrips, Base::kTStrips, Base::kYStrips;
   static constexpr int kAVectors = sizeof(E) == 2 ? 2 : 1;  // of a stream operand
 
-  static constexpr uint32_t kBeyond = 1u << 31;  // an offset beyond every range: such a load moves nothing
-  // A tensor's rows of this block.
-  struct Rows {
-    const char* first;  // the segment's first token
-    uint32_t stride;    // bytes from token to token
-    int columns;
-
-    XLSTM_DEVICE Rows(const TokenRows<E>& of, int64_t begin)
-        : first(reinterpret_cast<const char*>(of.data + begin * of.stride)),
-          stride(uint32_t(of.stride) * sizeof(E)),
-          columns(of.columns) {}
-    XLSTM_DEVICE MemoryRange chunk(int at, int valid) const {
-      return {first + int64_t(at) * (stride * kChunk), (valid - 1) * stride + columns * int(sizeof(E))};
-    }
-    // A lane's offset in a chunk; beyond every range where the column does not exist.
-    XLSTM_DEVICE uint32_t offset(uint32_t token, int column) const {
-      return column < columns ? token * stride + column * sizeof(E) : kBeyond;
-    }
-  };
+  using Rows = ChunkRows<E, kChunk>;  // of this block; chunk 0 is the first of the sequence
 
   // What is under way for the next chunk.
   struct Loads {

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scores of every chunk (scores.h) on CDNA, for tensors whose rows are vectors of 16 bytes: a wave has a chunk.
 //
-// Operands go from memory to the registers that multiply them, kAhead steps ahead; loads check bounds, so that a last
-// chunk with fewer tokens takes the same path. A lane has one column of the pairs of each strip and consecutive rows:
+// The products are those of row_products_cdna.h. A lane has one column of the pairs of each strip and consecutive rows:
 // sums over rows of pairs are sums over its row of sixteen lanes. A block is one wave, so that no barrier waits; LDS
 // holds the gates of the chunk's tokens, and turns scores into vectors of their rows.
 //
 // Floor: the bytes of q and k, in backward of v, h and dh too.
 #pragma once
 
-#include "arch/memory_range.h"
-#include "arch/operands.h"
+#include "mlstm/chunkwise/row_products_cdna.h"
 #include "mlstm/chunkwise/scores.h"
 
 namespace xlstm::gpu::mlstm {
@@ -18,11 +16,12 @@ namespace xlstm::gpu::mlstm {
 constexpr int kScoresCdnaThreads = 64;
 
 template <class E, int kChunk, bool kBackward>
-struct CdnaScores {
+struct CdnaScores : CdnaRowProducts<E> {
   static_assert(kChunk == kStep<E>, "the pairs of a chunk are one row of strips");
-  static constexpr int n = kVec16Elements<E>, kStrips = kChunk / kStripColumns, kRows = Strip<E>::kRegisters;
-  static constexpr int kAhead = 2, kLeft = kStreamVec16s<E>;
-  static constexpr uint32_t kBeyond = 1u << 31;  // an offset beyond every range: such a load moves nothing
+  using Base = CdnaRowProducts<E>;
+  using Base::lane, Base::row0, Base::feature, Base::left_row;
+  using Base::n, Base::kStrips, Base::kRows, Base::kLeft;
+  using typename Base::Vectors;
   using PairTile = Tile<E, kChunk, kChunk>;
 
   struct Lds {
@@ -30,78 +29,21 @@ struct CdnaScores {
     E pairs[kChunk * kChunk];
   };
 
-  // A tensor's rows of this chunk, and this lane's offset in them without its features.
-  template <int kVecs>
-  struct Rows {
-    MemoryRange range;
-    uint32_t offset[kVecs];
-
-    template <class RowOf>
-    XLSTM_DEVICE Rows(const TokenRows<E>& of, const Chunk& c, RowOf&& row_of) {
-      const uint32_t stride = uint32_t(of.stride) * sizeof(E);
-      range = {reinterpret_cast<const char*>(of.data + c.t0 * of.stride),
-               (c.valid - 1) * stride + uint32_t(of.columns) * uint32_t(sizeof(E))};
-#pragma unroll
-      for (int j = 0; j < kVecs; ++j) offset[j] = uint32_t(row_of(j)) * stride;
-    }
-    XLSTM_DEVICE void load(Vec16 (&to)[kVecs], uint32_t features) const {
-#pragma unroll
-      for (int j = 0; j < kVecs; ++j) to[j] = load_vec16(range, offset[j] + features);
-    }
-  };
-  struct Vectors {
-    Vec16 left[kLeft], right[kStrips], with[kLeft];  // with: h beside dh
-  };
-
   const ScoreParams& p;
   const Chunk c;
   Lds& lds;
-  const int lane, row0, feature;  // row0: of the first pair; feature: of the lane's vectors, in a step
 
   XLSTM_DEVICE CdnaScores(const ScoreParams& params, const Chunk& chunk, Lds& memory)
-      : p(params), c(chunk), lds(memory), lane(lane_id()), row0(lane / 16 * kRows), feature(lane / 16 * n) {}
+      : p(params), c(chunk), lds(memory) {}
 
   XLSTM_DEVICE int64_t in_slots(int t) const { return c.slot * kChunk + t; }
-  XLSTM_DEVICE int left_row(int j) const { return stream_vec16(kFamily, sizeof(E), lane, j).row; }
-  XLSTM_DEVICE auto left_rows(const Tokens& x) const {
-    return Rows<kLeft>(rows<E>(x, c.head), c, [&](int j) { return left_row(j); });
-  }
-  XLSTM_DEVICE auto right_rows(const Tokens& x) const {
-    return Rows<kStrips>(rows<E>(x, c.head), c, [&](int j) { return j * kStripColumns + lane % 16; });
-  }
 
-  // sum[t][s] = row t of `left` times row s of `right`, over `columns` features. on_step(vectors, the lane's first
-  // feature) is called for each step. before() runs once the first loads are under way.
+  // Row t of `left` times row s of `right`, as in CdnaRowProducts.
   template <bool kWith, class Before, class F>
-  XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kStrips], const Tokens& left, const Tokens& right, const Tokens& with,
-                                  Before&& before, F&& on_step) const {
-    const auto l = left_rows(left), w = left_rows(with);
-    const auto r = right_rows(right);
-    const int columns = left.columns;
-    Vectors vectors[kAhead];
-    const auto load = [&](Vectors& to, int at) {
-      const uint32_t features = at + feature < columns ? uint32_t(at + feature) * sizeof(E) : kBeyond;
-      l.load(to.left, features);
-      r.load(to.right, features);
-      if constexpr (kWith) w.load(to.with, features);
-    };
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) load(vectors[j], j * kUnit<E>);
-    sched_barrier();
-    before();
-#pragma unroll
-    for (int s = 0; s < kStrips; ++s) sum[s].zero();
-    for (int at = 0; at < columns; at += kAhead * kUnit<E>)
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {  // a step beyond the last one multiplies zeros
-        const Vectors& v = vectors[j];
-#pragma unroll
-        for (int s = 0; s < kStrips; ++s) multiply(sum[s], stream_of<E>(v.left, 0), ChainOperand<E>{v.right[s]});
-        on_step(v, at + j * kUnit<E> + feature);
-        sched_barrier();
-        load(vectors[j], at + (j + kAhead) * kUnit<E>);
-        sched_barrier();
-      }
+  XLSTM_DEVICE void multiply_chunk(Strip<E> (&sum)[kStrips], const Tokens& left, const Tokens& right,
+                                   const Tokens& with, Before&& before, F&& on_step) const {
+    this->template multiply_rows<kWith>(sum, this->left_rows(left, c), this->right_rows(right, c),
+                                        this->left_rows(with, c), left.columns, before, on_step);
   }
 
   // vector[feature] = sum over tokens of weight times the token's row: each lane has a token of each of its vectors.
@@ -250,7 +192,7 @@ struct CdnaScores {
     };
     if constexpr (kBackward) {
       float dots[kLeft] = {};
-      multiply_rows<true>(dhv, p.dh, p.v, p.h, make_factors, [&](const Vectors& v, int) {
+      multiply_chunk<true>(dhv, p.dh, p.v, p.h, make_factors, [&](const Vectors& v, int) {
 #pragma unroll
         for (int j = 0; j < kLeft; ++j)
 #pragma unroll
@@ -267,7 +209,7 @@ struct CdnaScores {
 #pragma unroll
         for (int j = 0; j < kLeft; ++j) dl_inter[j] = lds.gates.dl_inter[left_row(j)];
     };
-    multiply_rows<false>(qk, p.q, p.k, p.q, load_weights, [&](const Vectors& v, int first) {
+    multiply_chunk<false>(qk, p.q, p.k, p.q, load_weights, [&](const Vectors& v, int first) {
       sum_weighted_rows(v.right, into, p.chunk_n, first);
       if constexpr (kBackward) sum_weighted_rows(v.left, dl_inter, p.chunk_dn, first);
     });
