@@ -39,7 +39,7 @@ void check_backward_on_gpu(const xlstm_mlstm_backward& p, bool on_host) {
   has_gpu_dtype("q", p.in.q.dtype);
 }
 
-MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
+MlstmShape shape_of(const xlstm_mlstm& in, bool panels, bool other_states) {
   return {in.cu_seqlens ? in.sequences : in.batch,
           in.heads,
           in.length,
@@ -48,13 +48,14 @@ MlstmShape shape_of(const xlstm_mlstm& in, bool panels) {
           gpu::element_bytes(in.q),
           panels,
           in.walk_chunk,
-          in.segments};
+          in.segments,
+          !in.cu_seqlens && !in.c_initial && !other_states};
 }
 ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels, const Chip& chip) {
-  return plan_forward(shape_of(p.in, panels), chip);
+  return plan_forward(shape_of(p.in, panels, p.c_last), chip);
 }
 BackwardPlan plan(const xlstm_mlstm_backward& p, bool panels, const Chip& chip) {
-  return plan_backward(shape_of(p.in, panels), chip);
+  return plan_backward(shape_of(p.in, panels, p.dc_last || p.dc_initial), chip);
 }
 
 // Hopper's schedule depends on the layout of the tensors. This workspace suffices for both schedules.

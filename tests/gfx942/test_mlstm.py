@@ -149,6 +149,64 @@ def test_a_normaliser_that_cancels(package: ModuleType) -> None:
     assert float(off.max()) <= torch.finfo(torch.float32).eps
 
 
+# Whole short sequences, without states: the parallel schedule. Chunks with a tail, an odd number of them, more than a
+# block has waves, and the most; head dims below and above a tile of columns.
+PARALLEL = (
+    Case("1 token, no states", 1, 24, 40),
+    Case("70 tokens, no states", 70, 56, 136, batch=2),
+    Case("270 tokens, no states, bshd", 270, 136, 64, layout="bshd"),
+    Case("1024 tokens, no states", 1024, 16, 16, heads=1),
+    Case("150 tokens, no states, forgets wholly", 150, 32, 32, gates="forget some wholly"),
+    Case("100 tokens, no states, half gates", 100, 32, 48, wide_gates=False),
+    Case("65 tokens, no states, a constant normaliser", 65, 32, 32, normalizer_grad=False),
+)
+WITHOUT_STATES = ("h", "dq", "dk", "dv", "di", "df")
+
+
+def without_states(case: Case, inputs: dict[str, torch.Tensor], dh: torch.Tensor, **options: Any) -> dict[str, Any]:
+    from xlstm_hip import mlstm_interface
+
+    turned = case.layout == "bshd"
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    tensors = {name: x.transpose(1, 2).contiguous() if turned else x for name, x in leaves.items()}
+    options = {"eps": case.eps, "normalizer_grad": case.normalizer_grad} | options
+    h = mlstm_interface(**tensors, layout="bshd" if turned else "bhsd", **options)
+    h = h.transpose(1, 2) if turned else h
+    gradients = torch.autograd.grad(h, list(leaves.values()), dh)
+    return {"h": h.detach().cpu()} | {f"d{name}": g.cpu() for name, g in zip(leaves, gradients, strict=True)}
+
+
+def parallel_workgroups(device: ModuleType) -> int:
+    return sum(c.workgroups for c in device.counters() if "parallel_" in c.kernel.name)
+
+
+@pytest.mark.parametrize("gate", ["exp", "sigmoid"])
+@pytest.mark.parametrize("case", PARALLEL, ids=lambda case: case.name)
+def test_without_states(package: ModuleType, device: ModuleType, case: Case, gate: str) -> None:
+    from support import accuracy, reference
+    from support.gpu_table import same_bits
+    from support.poison import poisoned
+
+    name = {"exp": "chunkwise--fused", "sigmoid": "chunkwise--fused_siging"}[gate]
+    inputs, (dh, *_) = make(case, torch.bfloat16)
+    on_device = {name: x.to("cuda") for name, x in inputs.items()}
+    before = parallel_workgroups(device)
+    with poisoned():
+        actual = without_states(case, on_device, dh.to("cuda"), kernel=name)
+    assert parallel_workgroups(device) > before
+    zeros = [torch.zeros(case.batch, case.heads, *shape) for shape in ((case.dqk, case.dhv), (case.dqk,), (1,))]
+    wide = reference.doubled(inputs)
+    options = {"eps": case.eps, "gate": gate, "normalizer_grad": case.normalizer_grad}
+    true = accuracy.quantities(reference.truth, wide, [dh.double(), *(x.double() for x in zeros)], **options)
+    expected = {name: true[name] for name in WITHOUT_STATES}
+    plain = without_states(case, inputs, dh, kernel=accuracy.PLAIN[gate])
+    floor = accuracy.FLOOR * torch.finfo(torch.bfloat16).eps
+    allowed = {n: max(floor, 2 * error) for n, error in accuracy.errors_of(plain, expected).items()}
+    measured = accuracy.Measured(accuracy.errors_of(actual, expected), allowed, allowed)
+    accuracy.check(f"{case.name}, {gate}", measured)
+    same_bits("again", without_states(case, on_device, dh.to("cuda"), kernel=name), actual)
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_check(package: ModuleType, name: str) -> None:
     from support import gpu_checks

@@ -5,11 +5,11 @@
 //   backward   gates - scores - states of segments, n, dn before each chunk - their scan - walks dq, dk, dv - flows,
 //              gates
 // A walk without segments has the vectors and the normalisers in launches of their own. The Hopper schedule makes the
-// states between segments with each walk.
+// states between segments with each walk. The parallel schedule of CDNA has no walks (parallel.hip).
 #include <algorithm>
 #include <bit>
 
-#include "base/arena.h"
+#include "mlstm/chunkwise/call_params.h"
 #include "mlstm/chunkwise/chunkwise_call.h"
 #include "mlstm/chunkwise/gate_gradients.h"
 #include "mlstm/chunkwise/gate_gradients_scan.h"
@@ -17,37 +17,9 @@
 #include "mlstm/chunkwise/normalisers.h"
 #include "mlstm/chunkwise/scores.h"
 #include "mlstm/chunkwise/scores_cdna.h"
-#include "mlstm/chunkwise/stabilisers.h"
-#include "mlstm/gpu/tensor_layout.h"
 
 namespace xlstm::gpu::mlstm {
 namespace {
-
-Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& in) {
-  const bool aligned = rows_aligned16(x, columns, in);
-  return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), aligned};
-}
-
-Sequences sequences(const xlstm_mlstm& in, int chunk) {
-  Sequences s{};
-  s.cu_seqlens = in.cu_seqlens;
-  s.length = in.length;
-  s.heads = in.heads;
-  s.sequences = in.cu_seqlens ? in.sequences : in.batch;
-  s.rows = in.batch * in.heads;
-  s.chunk = chunk;
-  s.slots = in.cu_seqlens ? in.length / chunk + in.sequences : ceil_div(in.length, chunk);
-  return s;
-}
-
-int64_t states(const Sequences& s) { return s.sequences * s.heads; }
-int64_t chunks(const Sequences& s) { return s.rows * s.slots; }
-int64_t padded_tokens(const Sequences& s) { return chunks(s) * s.chunk; }
-
-const float* floats(const void* p) { return static_cast<const float*>(p); }
-float* floats(void* p) { return static_cast<float*>(p); }
-
-bool normalised(const xlstm_mlstm& in) { return in.gate == XLSTM_GATE_EXP || in.normalize; }
 
 // Calls f(E) with the element type of q.
 template <class F>
@@ -91,48 +63,21 @@ void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const
 }
 
 // Workspace of the gates, in forward and in backward.
-struct CommonMemory {
-  Sequences where;
-  StabiliserSums stabiliser_sums;
-  double* m;
+struct CommonMemory : GateMemory {
   void* scores;
   float *factors, *decay, *chunk_n;
 
   // scores_in_memory: false where no kernel writes scores to memory, nor n before each chunk.
   CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool scores_in_memory = true)
-      : where(sequences(in, chunk)),
-        stabiliser_sums{arena.take<double>(padded_tokens(where)), arena.take<double>(padded_tokens(where)),
-                        arena.take<double>(padded_tokens(where)), arena.take<double>(chunks(where)),
-                        arena.take<double>(chunks(where)),        arena.take<double>(chunks(where))},
-        m(arena.take<double>(padded_tokens(where))),
+      : GateMemory(arena, in, chunk),
         scores(arena.take<char>(scores_in_memory ? padded_tokens(where) * chunk * element_bytes(in.q) : 0)),
         factors(arena.take<float>(kFactors * padded_tokens(where))),
         decay(arena.take<float>(chunks(where))),
         chunk_n(arena.take<float>(scores_in_memory ? chunks(where) * in.dqk : 0)) {}
 };
 
-void launch_gates(const CommonMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
-  const GateParams p{memory.where,   tokens(in.i, 1, in),    tokens(in.f, 1, in),          floats(in.m_initial),
-                     floats(m_last), memory.stabiliser_sums, in.gate == XLSTM_GATE_SIGMOID};
-  launch("gates", memory.where.chunk > kTokenLanes ? chunk_gate_sums<2> : chunk_gate_sums<1>,
-         {ceil_div(chunks(memory.where), kChunksPerBlock), kGateThreads, 0}, stream, p);
-}
-
 ScoreParams score_params(const CommonMemory& memory, const xlstm_mlstm& in) {
-  ScoreParams p{};
-  p.where = memory.where;
-  p.q = tokens(in.q, in.dqk, in);
-  p.k = tokens(in.k, in.dqk, in);
-  p.i = tokens(in.i, 1, in);
-  p.f = tokens(in.f, 1, in);
-  p.sums = memory.stabiliser_sums;
-  p.m_initial = floats(in.m_initial);
-  p.m = memory.m;
-  p.sigmoid = in.gate == XLSTM_GATE_SIGMOID;
-  p.normalize = normalised(in);
-  p.normalizer_grad = in.normalizer_grad;
-  p.eps = in.eps;
-  p.scale = 1 / sqrt(double(in.dqk));
+  ScoreParams p = gate_score_params(memory, in);
   p.scores = memory.scores;
   p.factors = memory.factors;
   p.decay = memory.decay;
@@ -405,22 +350,26 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
 }  // namespace
 
 size_t chunkwise_workspace(const xlstm_mlstm_forward& call, const ForwardPlan& plan) {
+  if (is_parallel(plan.walk)) return parallel_workspace(call);
   Arena counter(nullptr);
   ForwardMemory(counter, call.in, plan);
   return counter.used();
 }
 void chunkwise(const xlstm_mlstm_forward& call, const ForwardPlan& plan, void* workspace, void* stream) {
+  if (is_parallel(plan.walk)) return run_parallel(call, workspace, static_cast<Stream>(stream));
   Arena arena(workspace);
   const ForwardMemory memory(arena, call.in, plan);
   with_element(call.in, [&](auto e) { run_forward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });
 }
 
 size_t backward_workspace(const xlstm_mlstm_backward& call, const BackwardPlan& plan) {
+  if (is_parallel(plan.dq)) return parallel_workspace(call);
   Arena counter(nullptr);
   BackwardMemory(counter, call.in, plan, call.dc_last);
   return counter.used();
 }
 void backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, void* workspace, void* stream) {
+  if (is_parallel(plan.dq)) return run_parallel(call, workspace, static_cast<Stream>(stream));
   Arena arena(workspace);
   const BackwardMemory memory(arena, call.in, plan, call.dc_last);
   with_element(call.in, [&](auto e) { run_backward<decltype(e)>(call, plan, memory, static_cast<Stream>(stream)); });

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/numbers.h"
+#include "mlstm/chunkwise/parallel_params.h"
 
 namespace xlstm::gpu::mlstm {
 
@@ -106,6 +107,34 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   return p;
 }
 
+// Whether the pairs of all tokens take less time than states between chunks, in microseconds of an MI300X, as predicted
+// for forward and backward: what a pair of chunks takes for each feature, and a chunk for each element of a state,
+// against the launches of states.
+bool suits_parallel(const MlstmShape& s, const Chip& chip) {
+  if (chip.family != Family::cdna || !s.panels || !s.stateless || s.chunk != 0 || s.segments != 0 ||
+      s.length > kParallelChunk * kMaxParallelChunks)
+    return false;
+  constexpr double kPerPairFeature = 2.85e-5, kPerStateElement = 2.6e-6, kStateLaunches = 110, kUnits = 304;
+  const double chunks = double(ceil_div(s.length, kParallelChunk)), of_heads = double(s.sequences * s.heads) * chunks;
+  const double pairs = kPerPairFeature * of_heads * chunks * double(s.dqk + s.dhv);
+  const double states = kPerStateElement * of_heads * double(s.dqk) * double(s.dhv);
+  return (pairs - states) * kUnits / chip.compute_units < kStateLaunches;
+}
+
+// The launch of the products whose results have so many columns.
+WalkPlan plan_parallel(const MlstmShape& s, int64_t columns) {
+  WalkPlan p{};
+  p.schedule = Schedule::parallel;
+  p.rows = kProductTokens;
+  p.chunk = kParallelChunk;
+  p.slices = p.segments = 1;
+  p.segment_chunks = int(ceil_div(s.length, kParallelChunk));
+  p.y_tile = kProductColumns;
+  p.tiles = int(ceil_div(columns, kProductColumns));
+  p.blocks = int(s.sequences * s.heads * p.tiles * ceil_div(p.segment_chunks, 2));
+  return p;
+}
+
 }  // namespace
 
 int64_t segment_state_floats(const WalkPlan& p, int64_t states) {
@@ -113,12 +142,17 @@ int64_t segment_state_floats(const WalkPlan& p, int64_t states) {
 }
 
 ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
+  if (suits_parallel(s, chip)) return {chip, plan_parallel(s, s.dhv)};
   ForwardPlan p{chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
   p.walk.makes_scores = p.walk.schedule == Schedule::hopper && hopper_shape(p.walk.rows, s.dhv).makes_scores();
   return p;
 }
 
 BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
+  if (suits_parallel(s, chip)) {
+    const WalkPlan dq = plan_parallel(s, s.dqk);
+    return {chip, dq, dq, plan_parallel(s, s.dhv)};
+  }
   const int chunk = chunk_for(s, chip, {s.dqk, s.dhv});
   const WalkPlan dk = plan_walk(s, chip, s.dhv, s.dqk, chunk);
   BackwardPlan p{chip, dk, dk, plan_walk(s, chip, s.dqk, s.dhv, chunk)};

@@ -14,15 +14,17 @@ namespace xlstm::gpu::mlstm {
 // The inputs of a plan.
 struct MlstmShape {
   int64_t sequences, heads, length, dqk,
-      dhv;               // length: of a row; the sequences of a packed row have this length together
-  int element_bytes;     // of q
-  bool panels;           // everything is bfloat16 and TMA can load all tensors (Schedule::hopper)
-  int64_t chunk = 0;     // of the schedule for all chips; 0 leaves the chunk, and the schedule, to the plan
-  int64_t segments = 0;  // 0 leaves it to the plan; at most one segment a chunk
+      dhv;                 // length: of a row; the sequences of a packed row have this length together
+  int element_bytes;       // of q
+  bool panels;             // everything is bfloat16 and TMA can load all tensors (Schedule::hopper, parallel)
+  int64_t chunk = 0;       // of the schedule for all chips; 0 leaves the chunk, and the schedule, to the plan
+  int64_t segments = 0;    // 0 leaves it to the plan; at most one segment a chunk
+  bool stateless = false;  // rows are whole sequences, without initial or last states (Schedule::parallel)
 };
 
-// common: chunk_walk.h, on every chip. hopper: chunk_walk_hopper.h.
-enum class Schedule { common, hopper };
+// common: chunk_walk.h, on every chip. hopper: chunk_walk_hopper.h. parallel: parallel_scores.h, of CDNA, without
+// walks.
+enum class Schedule { common, hopper, parallel };
 
 // One walk: which kernel, and the number of segments of a sequence.
 struct WalkPlan {
@@ -36,6 +38,9 @@ struct WalkPlan {
   bool reads_transposed;  // dv's walk: its segments begin with the states of the walk for dk
   int blocks;             // of the walk itself, without the launch for the states between segments
 };
+
+// A parallel "walk" is a product of kProductColumns columns a block.
+inline bool is_parallel(const WalkPlan& p) { return p.schedule == Schedule::parallel; }
 
 // Floats for the states between segments, or for the states of a walk in slices.
 int64_t segment_state_floats(const WalkPlan&, int64_t states);

@@ -7,6 +7,7 @@
 #include "mlstm/chunkwise/walk_outputs.h"
 #include "mlstm/gpu/params.h"
 #include "tile/lds_tile.h"
+#include "xlstm_hip.h"
 
 namespace xlstm::gpu::mlstm {
 
@@ -33,5 +34,11 @@ template <bool kBackward>
 void launch_scores_hopper(const ScoreParams&, Stream);
 // The gate terms, factors and decays that such a walk reads.
 void launch_gate_terms_hopper(const ScoreParams&, float* gate_terms, Stream);
+
+// The parallel schedule (parallel.hip), of bfloat16, where the plan says Schedule::parallel, in a library for AMD GPUs.
+size_t parallel_workspace(const xlstm_mlstm_forward&);
+size_t parallel_workspace(const xlstm_mlstm_backward&);
+void run_parallel(const xlstm_mlstm_forward&, void* workspace, Stream);
+void run_parallel(const xlstm_mlstm_backward&, void* workspace, Stream);
 
 }  // namespace xlstm::gpu::mlstm

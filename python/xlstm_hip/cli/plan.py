@@ -134,7 +134,7 @@ def _mlstm(built: Any, args: argparse.Namespace, sizes: dict[str, Any], gpu: Gpu
     dtype = args.dtype or "bfloat16"
     return built.plan_mlstm_gpu(
         gpu, args.batch, args.heads, args.length, sizes["dqk"], sizes["dhv"], ELEMENT_BYTES[dtype],
-        args.walk_chunk or 0, sizes["segments"], panels=dtype == "bfloat16",
+        args.walk_chunk or 0, sizes["segments"], panels=dtype == "bfloat16", stateless=True,
     )  # fmt: skip
 
 
