@@ -157,6 +157,7 @@ PARALLEL = (
     Case("270 tokens, no states, bshd", 270, 136, 64, layout="bshd"),
     Case("1024 tokens, no states", 1024, 16, 16, heads=1),
     Case("150 tokens, no states, forgets wholly", 150, 32, 32, gates="forget some wholly"),
+    Case("200 tokens, no states, forgets nothing", 200, 32, 32, gates="forget nothing"),
     Case("100 tokens, no states, half gates", 100, 32, 48, wide_gates=False),
     Case("65 tokens, no states, a constant normaliser", 65, 32, 32, normalizer_grad=False),
 )

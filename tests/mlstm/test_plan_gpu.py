@@ -132,6 +132,20 @@ def test_a_batch_that_fills_the_chip_is_not_cut(device: str) -> None:
     assert [cut[walk]["segments"] for walk in WALKS] == [1, 1, 1, 1]
 
 
+def test_short_sequences_without_states_have_no_walks_on_cdna() -> None:
+    def schedules(device: str, length: int, batch: int = 1, bytes_: int = 2, **options: Any) -> set[str]:
+        p = _native.plan_mlstm_gpu(device, batch, 8, length, 256, 512, bytes_, **{"stateless": True} | options)
+        return {p[walk]["schedule"] for walk in WALKS}
+
+    for device in ("MI300X", "MI250X"):
+        assert schedules(device, 512) == schedules(device, 1) == {"parallel"}
+        for options in ({"stateless": False}, {"panels": False}, {"bytes_": 4}, {"segments": 2}, {"walk_chunk": 32}):
+            assert schedules(device, 512, **options) == {"common"}, options
+        assert schedules(device, 1025) == schedules(device, 1024, batch=8) == {"common"}
+    assert schedules("MI300X", 1024) == {"parallel"}
+    assert schedules("RX 7900 XTX", 512) == {"common"} and schedules("H200", 512) == {"hopper"}
+
+
 def test_hopper_has_a_schedule_of_its_own() -> None:
     """For the shapes that it is faster for, in chunks of 64; the common one for the others, and on every other chip."""
     large, small, floats = plan("H200", SHAPES[0]), plan("H200", SHAPES[5]), plan("H200", SHAPES[0], 4)
