@@ -24,7 +24,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -54,7 +54,6 @@ CONSTANTS = [
 OTHER_ELEMENTS = {
     "Float16", "float", "Float16Weights", "ByteWeights", "E4m3fnWeights", "E4m3fnuzWeights", "NibbleWeights"
 }  # fmt: skip
-ASSEMBLY, OBJECT = 0, 1  # LLVMCodeGenFileType
 # Clang 22's text has words that ROCm's LLVM does not know: an attribute of declarations, which LLVM derives again, and
 # the chip's features by name, which follow from the chip.
 FOREIGN = re.compile(r' nocreateundeforpoison| "target-features"="[^"]*"')
@@ -166,8 +165,8 @@ def llvm() -> ctypes.CDLL:
     return library
 
 
-def compiled(text: str, arch: str, file_type: int) -> bytes:
-    """LLVM's text as ROCm's LLVM compiles it, at -O3 with clang's choice of passes: ASSEMBLY or OBJECT."""
+def compiled(text: str, arch: str) -> str:
+    """The assembly that ROCm's LLVM makes of LLVM's text, at -O3 with clang's choice of passes."""
     library, pointer = llvm(), ctypes.c_void_p
     target, module, result, error = pointer(), pointer(), pointer(), ctypes.c_char_p()
 
@@ -189,15 +188,15 @@ def compiled(text: str, arch: str, file_type: int) -> bytes:
     failed = library.LLVMRunPasses(module, b"default<O3>", machine, options)
     if failed:
         raise RuntimeError(f"ROCm's LLVM, {arch}: {library.LLVMGetErrorMessage(pointer(failed)).decode()}")
-    emit = library.LLVMTargetMachineEmitToMemoryBuffer
-    check(emit(machine, module, file_type, ctypes.byref(error), ctypes.byref(result)))
+    emit, assembly_file = library.LLVMTargetMachineEmitToMemoryBuffer, 0
+    check(emit(machine, module, assembly_file, ctypes.byref(error), ctypes.byref(result)))
     content = ctypes.string_at(library.LLVMGetBufferStart(result), library.LLVMGetBufferSize(result))
     library.LLVMDisposeMemoryBuffer(result)
     library.LLVMDisposePassBuilderOptions(options)
     library.LLVMDisposeModule(module)
     library.LLVMDisposeTargetMachine(machine)
     library.LLVMContextDispose(context)
-    return content
+    return content.decode()
 
 
 def add_options(options: list[str]) -> None:
@@ -206,17 +205,13 @@ def add_options(options: list[str]) -> None:
     llvm().LLVMParseCommandLineOptions(len(words), words, None)
 
 
-def compiled_with(options: list[str], text: str, arch: str, file_type: int) -> bytes:
+def assembly_of(text: str, arch: str, options: list[str] | None = None) -> str:
     """With options of LLVM, which are those of a process: in one of its own."""
     if not options:
-        return compiled(text, arch, file_type)
+        return compiled(text, arch)
     alone = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, alone, initializer=add_options, initargs=(options,)) as pool:
-        return pool.submit(compiled, text, arch, file_type).result()
-
-
-def assembly_of(text: str, arch: str, options: list[str] | None = None) -> str:
-    return compiled_with(options or [], text, arch, ASSEMBLY).decode()
+        return pool.submit(compiled, text, arch).result()
 
 
 def kernels_of(assembly: str, arch: str) -> list[Kernel]:
@@ -235,42 +230,36 @@ def kernels_of(assembly: str, arch: str) -> list[Kernel]:
     return [Kernel(short_name(name), arch, x, names[x["name"]]) for x, name in zip(notes, demangled, strict=True)]
 
 
-def made_once(source: Path, arch: str, flags: list[str], suffix: str, make: Callable[[str, Path], None]) -> Path:
+def assembly_file(source: Path, arch: str, flags: list[str]) -> Path:
     """What LLVM makes of a source of the build, kept: it takes ten times as long as the source's text."""
     clang_flags, options = split_flags(flags)
     text = text_of(source, arch, clang_flags)
     how = inspect.getsource(compiled) + inspect.getsource(llvm.__wrapped__)
     key = hashlib.sha256("\0".join((arch, how, text, *options)).encode()).hexdigest()[:24]
-    cached = PARTS / "assembly" / f"{source.stem}.{arch}.{key}{suffix}"
+    cached = PARTS / "assembly" / f"{source.stem}.{arch}.{key}.s"
     if not cached.exists():
         cached.parent.mkdir(exist_ok=True)
-        for older in cached.parent.glob(f"{source.stem}.{arch}.*{suffix}"):
+        for older in cached.parent.glob(f"{source.stem}.{arch}.*.s"):
             older.unlink()
         unfinished = cached.with_suffix(".unfinished")
-        make(text, unfinished)
+        unfinished.write_text(assembly_of(text, arch, options))
         unfinished.rename(cached)
     return cached
 
 
 def kernels_in(source: Path, arch: str, flags: list[str]) -> list[Kernel]:
-    def write(text: str, file: Path) -> None:
-        file.write_text(assembly_of(text, arch, split_flags(flags)[1]))
-
-    return kernels_of(made_once(source, arch, flags, ".s", write).read_text(), arch)
+    return kernels_of(assembly_file(source, arch, flags).read_text(), arch)
 
 
-def code_object_of(source: Path, arch: str, flags: list[str]) -> Path:
-    """What HIP loads."""
-
-    def write(text: str, file: Path) -> None:
-        link(compiled_with(split_flags(flags)[1], text, arch, OBJECT), file)
-
-    return made_once(source, arch, flags, ".co", write)
+def assembler(arch: str) -> tuple[str | Path, ...]:
+    """What makes an object file of assembly: ends with a source, -o and the object file."""
+    return (PARTS / "ziglang/zig", "clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-x", "assembler", "-c")
 
 
-def link(object_file: bytes, code_object: Path) -> None:
+def make_code_object(assembly: Path, arch: str, code_object: Path) -> None:
+    """What HIP loads. ROCm's LLVM prints assembly alone, so that what tests/rocm has looked at is what runs."""
     unlinked = code_object.with_suffix(".o")
-    unlinked.write_bytes(object_file)
+    run(*assembler(arch), assembly, "-o", unlinked)
     run(Compiler.of_build().tool("ld.lld"), "-shared", unlinked, "-o", code_object)
     unlinked.unlink()
 

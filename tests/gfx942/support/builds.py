@@ -137,8 +137,9 @@ def _build_once(text: str, suffix: str, *commands: Sequence[str | Path]) -> byte
 
 def assembler() -> tuple[str | Path, ...]:
     """What makes an object file of assembly. By itself: the compiler's driver takes two processes more for the same."""
-    clang = gfx950.assembler() if CHIP == gfx950.CHIP else (compiler().path,)
-    return (*clang, "--target=amdgcn-amd-amdhsa", f"-mcpu={CHIP}", "-x", "assembler", "-c")
+    if CHIP == gfx950.CHIP:
+        return gfx950.assembler()
+    return (compiler().path, "--target=amdgcn-amd-amdhsa", f"-mcpu={CHIP}", "-x", "assembler", "-c")
 
 
 def assemble(text: str) -> bytes:

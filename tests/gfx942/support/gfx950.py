@@ -36,7 +36,7 @@ def llvm_library() -> Path:
 
 
 def assembler() -> tuple[str | Path, ...]:
-    return (rocm_llvm.PARTS / "ziglang/zig", "clang")
+    return rocm_llvm.assembler(CHIP)
 
 
 def compiler() -> tuple[str | Path, ...]:
@@ -52,23 +52,25 @@ def bundle_of(code_object: bytes) -> bytes:
     return header.ljust(page, b"\0") + code_object
 
 
-def _with_bundle(object_file: Path, code_object: Path, to: Path) -> None:
+def _with_bundle(object_file: Path, assembly: Path, to: Path) -> None:
     """The object file, with this code in the place of what the compiler put there."""
-    bundle = to.with_suffix(".bundle")
+    code_object, bundle = to.with_suffix(".co"), to.with_suffix(".bundle")
+    rocm_llvm.make_code_object(assembly, CHIP, code_object)
     bundle.write_bytes(bundle_of(code_object.read_bytes()))
     run(Compiler.of_build().tool("llvm-objcopy"), f"--update-section=.hip_fatbin={bundle}", object_file, to)
+    code_object.unlink()
     bundle.unlink()
 
 
-def _code_objects() -> dict[Path, Path]:
-    """Each object file of build/amd with kernels, and what it is to hold."""
+def _assembly_files() -> dict[Path, Path]:
+    """Each object file of build/amd with kernels, and the assembly of what it is to hold: that of tests/rocm."""
     flags = rocm_llvm.sources()
     by_name = {f"{source.name}.o": source for source in flags}
     chosen = [x for x in code_objects.gpu_objects() if ALL_ELEMENTS or rocm_llvm.is_for_bfloat16(by_name[x.name])]
     with_kernels = [x for x in chosen if b".hip_fatbin" in x.read_bytes()]
     with ProcessPoolExecutor(jobs.job_limit()) as pool:
         sources = [by_name[x.name] for x in with_kernels]
-        made = [pool.submit(rocm_llvm.code_object_of, source, CHIP, flags[source]) for source in sources]
+        made = [pool.submit(rocm_llvm.assembly_file, source, CHIP, flags[source]) for source in sources]
         return dict(zip(with_kernels, [x.result() for x in made], strict=True))
 
 
@@ -90,13 +92,13 @@ def libraries(folder: Path) -> list[Path]:
     of = (str(archive.stat().st_mtime_ns), rocm_llvm.PARTS.name, str(ALL_ELEMENTS), Path(__file__).read_text())
     into = folder / hashlib.sha256("\0".join(of).encode()).hexdigest()[:12]
     if not into.exists():
-        made = _code_objects()
+        made = _assembly_files()
         shutil.rmtree(folder, ignore_errors=True)
         unfinished = folder / "unfinished"
         unfinished.mkdir(parents=True)
         changed = [unfinished / x.name for x in made]
-        for (object_file, code), to in zip(made.items(), changed, strict=True):
-            _with_bundle(object_file, code, to)
+        for (object_file, assembly), to in zip(made.items(), changed, strict=True):
+            _with_bundle(object_file, assembly, to)
         other = unfinished / archive.name
         shutil.copy(archive, other)
         run(Compiler.of_build().tool("llvm-ar"), "r", other, *changed)
@@ -110,4 +112,7 @@ def libraries(folder: Path) -> list[Path]:
 if __name__ == "__main__":
     *arguments, source_file, _, result = sys.argv[1:]
     text = rocm_llvm.text_of(Path(source_file), CHIP, ("-std=c++20", "-O3", *arguments))
-    rocm_llvm.link(rocm_llvm.compiled(text, CHIP, rocm_llvm.OBJECT), Path(result))
+    assembly_file = Path(result).with_suffix(".s")
+    assembly_file.write_text(rocm_llvm.assembly_of(text, CHIP))
+    rocm_llvm.make_code_object(assembly_file, CHIP, Path(result))
+    assembly_file.unlink()
