@@ -89,3 +89,38 @@ def test_all_of_the_chips_lds(device: ModuleType) -> None:
         assert (out == np.arange(64)).all()
         with pytest.raises(device.HipError, match=f"{size} are the most"):
             module.launch("kernel", 1, 64, (out,), lds=size + 4)
+
+
+# Wave 1 waits for the word that wave 0 stores, with no barrier between them.
+WORD = """  s_load_dwordx4 s[4:7], s[0:1], 0x0
+  v_and_b32 v0, 0x3ff, v0
+  v_readfirstlane_b32 s8, v0
+  v_mov_b32 v1, 0
+  v_mov_b32 v2, 7
+  s_waitcnt lgkmcnt(0)
+  s_cmp_lg_u32 s8, 0
+  s_cbranch_scc1 again
+  global_store_dword v1, v2, s[4:5] {store}
+  s_endpgm
+again:
+  global_load_dword v3, v1, s[4:5] {load}
+  s_waitcnt vmcnt(0)
+  v_readfirstlane_b32 s9, v3
+  s_cmp_eq_u32 s9, 0
+  s_cbranch_scc1 again
+  global_store_dword v1, v3, s[6:7]"""
+
+
+@pytest.mark.parametrize("device_scope", [True, False])
+def test_a_word_that_is_its_own_flag(device: ModuleType, device_scope: bool) -> None:
+    """gfx90a's stores have device scope without a bit that says so."""
+    load, store = ("glc", "") if builds.CHIP == "gfx90a" else ("sc1", "sc1")
+    body = WORD.format(load=load if device_scope else "", store=store)
+    word, copy = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+    with device.schedule(1), device.Module(device.assemble(kernel_text(body, ["*"] * 2))) as module:
+        if device_scope:
+            module.launch("kernel", 1, 128, (word, copy))
+            assert copy[0] == 7
+        else:
+            with pytest.raises(device.Fault, match="no barrier of the workgroup stands between"):
+                module.launch("kernel", 1, 128, (word, copy))

@@ -56,8 +56,13 @@ uint32_t MemoryOrder::number_of(const Wave& w) const {
   return ((id[2] * launch_.grid[1] + id[1]) * launch_.grid[0] + id[0]) * waves_of_group_ + uint32_t(w.number);
 }
 
+bool MemoryOrder::has_device_scope(const Instruction& i, Use use) const {
+  if (use == Use::atomic || use == Use::scalar_load) return use == Use::atomic;
+  return has_many_l2_ ? i.with.sc1 : use == Use::store || i.with.glc;
+}
+
 void MemoryOrder::access(Wave& w, const Instruction& i, const LaneAddresses& p, uint32_t bytes, Use use) {
-  const bool device = use == Use::atomic || (use != Use::scalar_load && i.with.sc1);
+  const bool device = has_device_scope(i, use);
   if (device) w.end_turn();  // others come in between most often where it matters
   const uint32_t wave = number_of(w);
   const bool observes = device && (use == Use::load || (use == Use::atomic && i.with.sc0));

@@ -10,6 +10,8 @@
 // Waves of one workgroup have a barrier between a store and its load. Memory itself is always as the last store left
 // it: the check does not depend on which turns were taken, but on what orders two accesses.
 //
+// On gfx90a every store passes L1 by, and a load does with glc: these have device scope.
+//
 // Not seen: a store over what another wave has yet to read; two stores of device scope that arrive in the other order,
 // if both are read at device scope; what one workgroup passes to another on gfx90a, whose device has one L2.
 #pragma once
@@ -75,6 +77,7 @@ class MemoryOrder {
   using Line = std::array<Stored, kLine>;
 
   uint32_t number_of(const Wave& w) const;
+  bool has_device_scope(const Instruction& i, Use use) const;
   bool is_ordered(const Wave& w, const Stored& s, Use use, bool device) const;
   template <class F>
   void for_each_line(uint64_t at, uint32_t bytes, bool make, F f);
