@@ -221,12 +221,14 @@ const char* gfx942_kernels_json() {
   return kept(buffer, [] {
     Json json;
     json.open('[');
-    for (const auto& [module, owned] : runtime().modules)
+    for (const auto& [module, owned] : runtime().modules) {
+      if (!module->has_code()) continue;
       for (const std::string& name : module->object().names()) {
         json.open('{');
         describe(json, module->object().kernel(name));
         json.close('}');
       }
+    }
     json.close(']');
     return json.text();
   });

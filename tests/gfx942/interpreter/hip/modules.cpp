@@ -76,6 +76,16 @@ CodeObject& Module::object() {
   return *object_;
 }
 
+bool Module::has_code() {
+  try {
+    object();
+  } catch (const Error& e) {
+    if (e.code != hipErrorNoBinaryForGpu) throw;
+    return false;
+  }
+  return true;
+}
+
 Function& Module::function(const std::string& name) {
   return functions_.try_emplace(name, Function{this, name}).first->second;
 }

@@ -76,6 +76,7 @@ class Module {
  public:
   explicit Module(const uint8_t* image) : image_(image) {}
   CodeObject& object();
+  bool has_code();  // for the device's chip
   Function& function(const std::string& name);
 
  private:
