@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 
 import pytest
@@ -27,6 +28,16 @@ def test_every_kernel_is_some_files(package: ModuleType, device: ModuleType) -> 
 def test_each_file_asks(test_file: str) -> None:
     text = (builds.HERE / test_file).read_text(encoding="utf-8")
     assert f'check_every_kernel_ran(device, "{test_file}")' in text
+
+
+def test_other_chips_run_each_file() -> None:
+    """In CI, too: what is not executed there is not claimed."""
+    script = (builds.ROOT / "scripts" / "test").read_text(encoding="utf-8")
+    assert re.search(r'^  "chips +\| \w+ \| ci \|', script, re.MULTILINE), "stage chips is no part of ci"
+    stage = script.partition("\nstage_chips() {\n")[2].partition("\n}\n")[0]
+    always = stage.partition("local tests=(")[2].partition(")")[0].split()
+    missing = {f"tests/gfx942/{test_file}" for test_file in PARTS} - set(always)
+    assert not missing, f"stage chips does not run {sorted(missing)}"
 
 
 def test_what_never_ran_is_named(package: ModuleType, device: ModuleType) -> None:
