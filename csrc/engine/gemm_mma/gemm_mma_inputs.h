@@ -112,11 +112,18 @@ struct GemmMmaInputs {
   // In flight: x, and a norm's weights.
   float x[kBurstVec8s][kVec8];
   NormVec8 weight[kChunks];
-  float squares;  // of the row of the batch that this thread adds up
+  float squares;     // of the row of the batch that this thread adds up
+  int step_sums_at;  // bytes from x to the sums of its steps: params in memory would be read again for each step
 
   XLSTM_DEVICE GemmMmaInputs(const GemmParams& params, typename Shape::NormStats& lds, char* smem, int first_row,
                              int rows)
-      : p(params), norm_stats(lds), x_smem(smem), first(first_row), count(rows), squares(0) {}
+      : p(params),
+        norm_stats(lds),
+        x_smem(smem),
+        first(first_row),
+        count(rows),
+        squares(0),
+        step_sums_at(params.stage_tiles * (Shape::kTileFeatures * 4 * kBatch)) {}
 
   // An RMS norm is a factor of each row's sums. Its sums of squares are added up while x is loaded for the first time,
   // stage by stage.
@@ -133,7 +140,7 @@ struct GemmMmaInputs {
   }
   // The sums of a step's x, by row of the batch.
   XLSTM_DEVICE float* step_sums(int step) const {
-    return reinterpret_cast<float*>(x_smem + p.stage_tiles * (Shape::kTileFeatures * 4 * kBatch)) + step * kBatch;
+    return reinterpret_cast<float*>(x_smem + step_sums_at) + step * kBatch;
   }
 
   // On RDNA a stage's addresses are computed anew: in registers for as long as the kernel runs, they do not fit.
@@ -183,8 +190,9 @@ struct GemmMmaInputs {
     }
   }
   XLSTM_DEVICE void fetch(int stage, int burst) {
+    if (Shape::kPublishes) fetch_weights(stage, burst);  // on their way while the block waits for x
     fetch_inputs(stage, burst);
-    fetch_weights(stage, burst);
+    if (!Shape::kPublishes) fetch_weights(stage, burst);
   }
   XLSTM_DEVICE void fetch_first(int stage) { fetch(stage, 0); }
   // Stores a whole stage, whose first burst is in flight. needs_squares: also adds up squares.

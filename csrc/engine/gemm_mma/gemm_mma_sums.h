@@ -85,23 +85,43 @@ struct GemmSums {
   template <class XSum>
   XLSTM_DEVICE void scale_columns_of_groups(const Step& step, const GroupFormat& groups, const GroupSums& part,
                                             XSum&& x_sum) {
+    if constexpr (kSingle && kFamily == Family::cdna) return add_parts_of_any_format(step, groups, part, x_sum);
     with_dtype(groups.dtype, [&](auto element) {
+      const auto number = [&](uint32_t bits) { return low_float(element, bits); };
+      constexpr float kZero = Weights::kZero, kWithout = Weights::kZero - Weights::kMiddle;
       if (groups.offsets)
-        add_parts<true>(element, step, part, x_sum);
+        add_parts<true>(step, part, x_sum, number,
+                        [&](float scale, uint32_t bits) { return __builtin_fmaf(kZero, scale, number(bits)); });
       else
-        add_parts<false>(element, step, part, x_sum);
+        add_parts<kWithout != 0>(step, part, x_sum, number, [&](float scale, uint32_t) { return kWithout * scale; });
+    });
+  }
+  // Without a branch, which would cost the loop of a single x more than both conversions.
+  template <class XSum>
+  XLSTM_DEVICE void add_parts_of_any_format(const Step& step, const GroupFormat& groups, const GroupSums& part,
+                                            XSum&& x_sum) {
+    const auto mask_of = [](bool x) { return uint32_t(uniform(x ? -1 : 0)); };
+    const uint32_t bfloat16 = mask_of(groups.dtype == XLSTM_BFLOAT16), offsets = mask_of(groups.offsets);
+    constexpr float kZero = Weights::kZero, kWithout = Weights::kZero - Weights::kMiddle;
+    const float zero = as_float((as_bits(kZero) & offsets) | (as_bits(kWithout) & ~offsets));
+    const auto number = [&](uint32_t bits) {
+      return as_float((bits << 16 & bfloat16) | (as_bits(low_float(Float16{}, bits)) & ~bfloat16));
+    };
+    add_parts<true>(step, part, x_sum, number, [&](float scale, uint32_t bits) {
+      return __builtin_fmaf(zero, scale, as_float(as_bits(number(bits)) & offsets));
     });
   }
 
-  template <bool kOffsets, class T, class XSum>
-  XLSTM_DEVICE void add_parts(T element, const Step& step, const GroupSums& part, XSum&& x_sum) {
+  // number(bits): of a scale; offset_of(scale, bits): what a step's sum of x is multiplied by, if kOffsets.
+  template <bool kOffsets, class XSum, class Number, class OffsetOf>
+  XLSTM_DEVICE void add_parts(const Step& step, const GroupSums& part, XSum&& x_sum, Number&& number,
+                              OffsetOf&& offset_of) {
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        const float scale = low_float(element, step.scale[c][j]);
-        const float offset = kOffsets ? __builtin_fmaf(Weights::kZero, scale, low_float(element, step.offset[c][j]))
-                                      : (Weights::kZero - Weights::kMiddle) * scale;
+        const float scale = number(step.scale[c][j]);
+        const float offset = offset_of(scale, step.offset[c][j]);
 #pragma unroll
         for (int s = 0; s < kStrips; ++s)
 #pragma unroll
@@ -112,8 +132,7 @@ struct GemmSums {
             const int row = Shape::part_row(Strip<E>::position(r).row);
             const bool upper =
                 kSingle ? single_part(kFamily, row) == 0 : row < kSplit;  // the offset is added to the upper parts only
-            if ((kOffsets || Weights::kZero != Weights::kMiddle) && upper)
-              to = __builtin_fmaf(offset, x_sum(s, r, row), to);
+            if (kOffsets && upper) to = __builtin_fmaf(offset, x_sum(s, r, row), to);
           }
       }
   }
