@@ -453,13 +453,20 @@ bool same_records(const GemmParams& a, const GemmParams& b) {
   return a.weight.dtype == b.weight.dtype && same_kind(a, b);
 }
 
-bool suits_megakernel_cdna(const xlstm_decode& p, const std::vector<BlockGemms>& products, const GemmParams& head) {
+// Whether the megakernel for this format takes a product: of quantised projections, gates may be bfloat16.
+bool suits_megakernel_cdna(const GemmParams& p, Kernel kernel, Input input) {
+  if (p.input != input || (p.output == Output::swiglu && !same_format(p.linear[0], p.linear[1]))) return false;
+  for (int j = 0; j < p.linear_count; ++j) {
+    const Kernel linear_kernel = kernel_of(p, p.linear[j]);
+    if (linear_kernel != kernel && !(j >= kFirstGate && accepts(kernel, linear_kernel, p.output))) return false;
+  }
+  return true;
+}
+
+bool suits_megakernel_cdna(const xlstm_decode& p, const std::vector<BlockGemms>& products, const GemmParams& head,
+                           Kernel kernel) {
   const BlockGemms& first = products[0];
-  const auto suits = [&](const GemmParams& of, Input input) {
-    return of.input == input && std::all_of(of.linear, of.linear + of.linear_count, [&](const DeviceLinear& w) {
-             return kernel_of(of, w) == Kernel::bfloat16;
-           });
-  };
+  const auto suits = [&](const GemmParams& of, Input input) { return suits_megakernel_cdna(of, kernel, input); };
   for (int64_t n = 0; n < p.blocks; ++n) {
     const BlockGemms& of = products[size_t(n)];
     const bool fits = is_aligned16(p.block[n].c) && is_aligned16(p.block[n].n) && suits(of.projections, Input::rms) &&
@@ -470,7 +477,7 @@ bool suits_megakernel_cdna(const xlstm_decode& p, const std::vector<BlockGemms>&
                       same_records(of.up, first.up) && same_records(of.down, first.down);
     if (!fits) return false;
   }
-  return p.dhv <= most_head_values(true) && suits(head, Input::rms);
+  return kernel != Kernel::gemv && p.dhv <= most_head_values(true) && suits(head, Input::rms);
 }
 
 // Returns false if the megakernel does not take this model.
@@ -481,19 +488,27 @@ bool run_megakernel_cdna(const xlstm_decode& p, const EmbedParams& table, const 
   for (int64_t n = 0; n < p.blocks; ++n) products.push_back(gemms_of(p, p.block[n], at));
   const BlockGemms& first = products[0];
   const GemmParams head = head_of(p, at);
-  int64_t rows[kCdnaProducts + 1][kMaxLinears] = {};
+  const Kernel kernel = kernel_of(first.projections, first.projections.linear[0]);
+  int64_t rows[kCdnaProducts + 2][kMaxLinears] = {};
   int n = 0;
-  const auto shape = [&](const GemmParams& of) {
-    for (int j = 0; j < of.linear_count; ++j) rows[n][j] = of.linear[j].rows;
-    return GemmShape{1, of.columns, of.output == Output::swiglu, 16, false, of.linear_count, rows[n++]};
+  const auto shape = [&](const GemmParams& of, Kernel weights) {  // of the linears of this format
+    for (int j = 0; j < of.linear_count; ++j)
+      if (kernel_of(of, of.linear[j]) == weights) rows[n][j] = of.linear[j].rows;
+    const bool converted = weights != Kernel::bfloat16;
+    return GemmShape{1,        of.columns, of.output == Output::swiglu, bits_of(weights), converted, of.linear_count,
+                     rows[n++]};
   };
-  const MegakernelCdnaPlan plan = plan_megakernel_cdna(
-      {suits_megakernel_cdna(p, products, head),
-       p.heads,
-       p.dqk,
-       p.dhv,
-       {shape(first.projections), shape(first.output), shape(first.up), shape(first.down), shape(head)}},
-      chip);
+  GemmShape gates{1, p.dim, false, 16, false, 0, nullptr};
+  if (has_gates(first.projections, bits_of(kernel))) gates = shape(first.projections, Kernel::bfloat16);
+  const MegakernelCdnaPlan plan =
+      plan_megakernel_cdna({suits_megakernel_cdna(p, products, head, kernel),
+                            p.heads,
+                            p.dqk,
+                            p.dhv,
+                            {shape(first.projections, kernel), shape(first.output, kernel), shape(first.up, kernel),
+                             shape(first.down, kernel), shape(head, kernel)},
+                            gates},
+                           chip);
   if (!plan.blocks) return false;
   const Mailboxes layout = mailboxes_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn);
   EmbedParams embed = table;
@@ -501,7 +516,8 @@ bool run_megakernel_cdna(const xlstm_decode& p, const EmbedParams& table, const 
   embed.mailbox_floats = layout.floats(p.blocks) - layout.x;
   run_embed(embed, stream);
   const HeadsStepParams heads = heads_step_params(p, p.block[0], ceil_div(p.dhv, kCdnaStepColumns), at);
-  launch_megakernel_cdna<Bfloat16Weights>(plan, {p, products.data(), head, heads, layout, at.cdna}, stream);
+  const MegakernelCdnaStep step{p, products.data(), head, heads, layout, at.cdna};
+  with_weights(kernel, [&]<class Weights>(Weights*) { launch_megakernel_cdna<Weights>(plan, step, stream); });
   return true;
 }
 

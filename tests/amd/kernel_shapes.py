@@ -208,13 +208,16 @@ def gemm_packed_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> S
     return Shape(lds, macs=STEP_FEATURES * int(rows) * 2 * min(n, 32) * parts)
 
 
-def megakernel_cdna(kernel: Kernel, _weights: str) -> Shape | None:
+def megakernel_cdna(kernel: Kernel, weights: str) -> Shape | None:
     """The products of one step of a wave, with LDS for xLSTM-7B: x of 10944 features, sums of two groups."""
     if kernel.family != "cdna":
         return None
     rows, tile_features = 32, 256
-    x, sums = -(-10944 // tile_features) * tile_features * 4, 2 * 2 * 4 * rows * 2 * 4
-    return Shape(x + sums, macs=STEP_FEATURES * rows * 16)
+    tiles = -(-10944 // tile_features)
+    x, sums = tiles * tile_features * 4, 2 * 2 * 4 * rows * 2 * 4
+    sums_of_x = 0 if weights in ("Bfloat16Weights", "Float16Weights") else tiles * 4 * 4  # a float of each wave's step
+    parts = 2 if weights == "Float16Weights" else 1
+    return Shape(x + sums_of_x + sums, macs=STEP_FEATURES * rows * 16 * parts)
 
 
 SHAPES: dict[str, Callable[..., Shape | None]] = {

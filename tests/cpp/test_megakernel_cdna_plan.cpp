@@ -25,19 +25,31 @@ MegakernelCdnaCall large() {
            {1, 4096, false, 16, false, 1, kDim},
            {1, 4096, true, 16, false, 2, kFeed},
            {1, 10944, false, 16, false, 1, kDim},
-           {1, 4096, false, 16, false, 1, kWords}}};
+           {1, 4096, false, 16, false, 1, kWords}},
+          {1, 4096, false, 16, false, 0, nullptr}};
+}
+// The same in int8, whose gates stayed bfloat16.
+constexpr int64_t kQuantised[] = {2048, 2048, 4096, 4096, 0, 0}, kGates[] = {0, 0, 0, 0, 8, 8};
+MegakernelCdnaCall quantised() {
+  MegakernelCdnaCall call = large();
+  for (GemmShape& product : call.product) product.bits = 8, product.converted = true;
+  call.product[0].rows = kQuantised;
+  call.gates = {1, 4096, false, 16, false, 6, kGates};
+  return call;
 }
 
-void test_units() {
+void test_units(const MegakernelCdnaCall& call, int gate_blocks) {
   const Chip chip = known_chip("MI300X");
-  const MegakernelCdnaCall call = large();
   const MegakernelCdnaPlan p = plan_megakernel_cdna(call, chip);
   CHECK(p.blocks == chip.compute_units, "%d blocks", int(p.blocks));
   CHECK(p.lds_bytes + norm_stats_bytes(1) <= chip.lds_bytes && p.sums_at >= 10944 * 4, "%d bytes", p.lds_bytes);
-  const int64_t groups = p.blocks * kCdnaGroups;
+  CHECK(p.gate_blocks == gate_blocks, "%d blocks of gates", p.gate_blocks);
+  const int64_t gate_groups = p.gate_blocks * kCdnaGroups;
+  CHECK(units_of(call.gates, p.gate_units.rows) <= gate_groups * p.gate_units.rounds, "gates without a group");
   for (int n = 0; n <= kCdnaProducts; ++n) {
     const GemmShape& shape = call.product[n];
     const auto [rows, rounds] = p.units[n];
+    const int64_t groups = p.blocks * kCdnaGroups - (n == 0 ? gate_groups : 0);
     const int sides = shape.swiglu ? 2 : 1;
     CHECK(rows >= 1 && rows * sides <= kCdnaUnitSlots, "product %d: %d rows", n, rows);
     CHECK(units_of(shape, rows * sides) <= groups * rounds, "product %d: rows without a group", n);
@@ -69,7 +81,8 @@ void test_what_has_no_plan() {
 }  // namespace
 
 int main() {
-  test_units();
+  test_units(large(), 0);
+  test_units(quantised(), 8);
   test_what_has_no_plan();
   return finish();
 }

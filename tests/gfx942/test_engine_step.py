@@ -102,28 +102,63 @@ def test_step_of_workgroups_that_take_turns(package: ModuleType, device: ModuleT
 
 
 PERSISTENT = {"embedding_dim": 1024, "num_blocks": 2, "ffn_proj_factor": 1.0}
-PERSISTENT_CASES: dict[str, dict[str, Any]] = {
-    "two blocks": PERSISTENT,
-    "two heads, many words": {**PERSISTENT, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457},  # two rounds
+TWO_ROUNDS = {**PERSISTENT, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457}
+PERSISTENT_CASES: dict[str, tuple[torch.dtype, int | dict[str, Any], dict[str, Any]]] = {
+    "two blocks": (torch.bfloat16, 0, PERSISTENT),
+    "two heads, many words": (torch.bfloat16, 0, TWO_ROUNDS),
+    "float16": (torch.float16, 0, PERSISTENT),
+    "int8": (torch.bfloat16, 8, PERSISTENT),
+    "int8, two heads, many words": (torch.bfloat16, 8, TWO_ROUNDS),
+    "int8 of gates too": (torch.bfloat16, {"bits": 8, "skip": ()}, PERSISTENT),
+    "int4": (torch.bfloat16, 4, PERSISTENT),
+    "int4 with offsets, groups of 128": (
+        torch.bfloat16,
+        {"bits": 4, "symmetric": False, "group_size": 128},
+        PERSISTENT,
+    ),
+    **{kind["format"]: (torch.bfloat16, kind, PERSISTENT) for kind in FLOAT8},
 }
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("changes", PERSISTENT_CASES.values(), ids=PERSISTENT_CASES)
+def launches_of(device: ModuleType, kernel: str) -> int:
+    found = [c for c in device.counters() if kernel in c.kernel.name]
+    return sum(shape.launches for c in found for shape in c.shapes)
+
+
+PERMUTED = ("two blocks", "two heads, many words", "int8", "int4 with offsets, groups of 128")  # by three schedules
+
+
+@pytest.mark.parametrize(
+    ("case", "seed"), [(case, seed) for case in PERSISTENT_CASES for seed in ((1, 2, 3) if case in PERMUTED else (1,))]
+)
 def test_step_in_one_launch(
-    package: ModuleType, device: ModuleType, monkeypatch: pytest.MonkeyPatch, changes: dict, seed: int
+    package: ModuleType, device: ModuleType, monkeypatch: pytest.MonkeyPatch, case: str, seed: int
 ) -> None:
     """Whichever workgroup is faster: what one passes to another has the device's scope, and is waited for."""
     monkeypatch.setenv("XLSTM_HIP_GPU_SCHEDULE", "persistent")
-
-    def launches() -> int:
-        found = [c for c in device.counters() if "megakernel_cdna" in c.kernel.name]
-        return sum(shape.launches for c in found for shape in c.shapes)
-
-    before = launches()
+    dtype, bits, changes = PERSISTENT_CASES[case]
+    before = launches_of(device, "megakernel_cdna")
     with device.schedule(seed):
-        check_step(torch.bfloat16, 0, 1, changes, True)
-    assert launches() == before + 1
+        check_step(dtype, bits, 1, changes, True)
+    assert launches_of(device, "megakernel_cdna") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        (torch.float16, 8),
+        (torch.bfloat16, {"bits": 8, "skip": ("v",)}),
+        (torch.bfloat16, {"bits": 8, "group_size": 32}),
+    ],
+    ids=["gates of float16", "v of bfloat16", "groups of 32"],
+)
+def test_formats_that_take_launches(
+    package: ModuleType, device: ModuleType, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bits: int | dict
+) -> None:
+    monkeypatch.setenv("XLSTM_HIP_GPU_SCHEDULE", "persistent")
+    before = launches_of(device, "megakernel_cdna")
+    check_step(dtype, bits, 1, PERSISTENT | {"num_blocks": 1}, True)
+    assert launches_of(device, "megakernel_cdna") == before
 
 
 def test_a_batch_takes_launches(package: ModuleType, device: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,11 @@ void launch_megakernel_cdna(const MegakernelCdnaPlan&, const MegakernelCdnaStep&
   no_common_schedule();
 }
 template void launch_megakernel_cdna<Bfloat16Weights>(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream);
+template void launch_megakernel_cdna<Float16Weights>(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream);
+template void launch_megakernel_cdna<ByteWeights>(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream);
+template void launch_megakernel_cdna<NibbleWeights>(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream);
+template void launch_megakernel_cdna<E4m3fnWeights>(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream);
+template void launch_megakernel_cdna<E4m3fnuzWeights>(const MegakernelCdnaPlan&, const MegakernelCdnaStep&, Stream);
 }  // namespace engine
 
 namespace layer {

@@ -61,9 +61,10 @@ struct GemmParams {
   const uint8_t* keep;
   float* to[kMaxLinears];  // outputs of each linear: (batch, rows)
   DeviceLinear linear[kMaxLinears];
-  PackedX packed;              // for kernels that take x so
-  int unit_rows, unit_rounds;  // for megakernel_cdna/: see MegakernelCdnaPlan
-  const float* residual;       // and the mailboxes to which Output::add adds
+  PackedX packed;  // for kernels that take x so
+  // For megakernel_cdna/: see MegakernelCdnaPlan; and the mailboxes to which Output::add adds.
+  int unit_rows, unit_rounds, gate_rows, gate_rounds;
+  const float* residual;
 };
 
 // The bits of an empty mailbox (engine/megakernel/mailbox.h): a NaN that no kernel publishes.

@@ -18,6 +18,9 @@
 // no compute unit waits for one with more rows. All groups have equally many units: past the product's last unit a
 // group loads the last row again, and stores nothing. A block also owns tiles of C of 16 columns.
 //
+// Gates that stayed bfloat16 beside quantised projections are multiplied by the last blocks, which have no other rows
+// of that product: x lies in LDS in the order of features of one format.
+//
 // Timeline of a product in a group: the first weights of the next product are loaded behind the last of this one, and
 // are on their way while the epilogue, the next wait for x and its way to LDS take place.
 //
@@ -50,16 +53,17 @@
 
 namespace xlstm::gpu::engine {
 
-// A group's products: those of gemm_mma at one row, with x from mailboxes and outputs to mailboxes.
-template <class Weights>
-struct MegakernelCdnaShape : GemmMmaShape<Weights, 1, kCdnaUnitSlots> {
+// A group's products: those of gemm_mma at one row, with x from mailboxes and outputs to mailboxes. kUnitRows: how many
+// of a unit's slots have rows.
+template <class Weights, int kSlots, int GemmParams::* kUnitRows>
+struct MegakernelCdnaShape : GemmMmaShape<Weights, 1, kSlots> {
   static constexpr bool kPublishes = true;
-  static constexpr int kChunkLanes = kMegakernelCdnaThreads / GemmMmaShape<Weights, 1, kCdnaUnitSlots>::kChunkVec8s;
+  static constexpr int kChunkLanes = kMegakernelCdnaThreads / GemmMmaShape<Weights, 1, kSlots>::kChunkVec8s;
 
-  XLSTM_DEVICE static int k_wave() { return wave_id() % (kGemmMmaThreads / kWave); }
+  XLSTM_DEVICE static int k_wave() { return wave_id() & (kGemmMmaThreads / kWave - 1); }
   XLSTM_DEVICE static int group() { return uniform(wave_id() / (kGemmMmaThreads / kWave)); }
   XLSTM_DEVICE static int thread() { return int(threadIdx.x) % kGemmMmaThreads; }
-  XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.unit_rows; }
+  XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.*kUnitRows; }
   // The params are no kernel's own: the compiler would take their pointers for ones to LDS or memory, and after a load
   // from such a pointer it waits for all loads.
   template <class T>
@@ -67,20 +71,22 @@ struct MegakernelCdnaShape : GemmMmaShape<Weights, 1, kCdnaUnitSlots> {
     return global(x);
   }
   XLSTM_DEVICE static int row_in_unit(const GemmParams& p, int slot) {
-    return slot < p.unit_rows ? slot : p.unit_rows - 1;
+    return slot < unit_rows(p) ? slot : unit_rows(p) - 1;
   }
 };
 
 struct MegakernelCdnaParams {
-  const GemmParams* product;     // of each block of the model: projections, output, up, down; then the head
-  const HeadsStepParams* heads;  // of each block of the model
-  int products, sums_at;         // sums_at: bytes from the beginning of LDS, behind x
+  const GemmParams* product;           // of each block of the model: projections, output, up, down; then the head
+  const HeadsStepParams* heads;        // of each block of the model
+  int products, gate_blocks, sums_at;  // gate_blocks: see MegakernelCdnaPlan; sums_at: bytes from the beginning of LDS
 };
 
 template <class Weights>
 struct MegakernelCdna {
-  using Shape = MegakernelCdnaShape<Weights>;
+  using Shape = MegakernelCdnaShape<Weights, kCdnaUnitSlots, &GemmParams::unit_rows>;
   using Gemm = GemmMma<Weights, 1, kCdnaUnitSlots, 64, Shape>;
+  using Gates = GemmMma<Bfloat16Weights, 1, kStripColumns, 2,
+                        MegakernelCdnaShape<Bfloat16Weights, kStripColumns, &GemmParams::gate_rows>>;
   using Tile = mlstm::HeadTile<float, kCdnaStepColumns>;
   using HeadsLds = HeadsStepLds<kCdnaStepColumns, kMegakernelCdnaThreads>;
 
@@ -89,9 +95,31 @@ struct MegakernelCdna {
   typename Shape::NormStats& norm_stats;
   HeadsLds& heads_lds;
 
-  XLSTM_DEVICE static int group() { return int(blockIdx.x) + Shape::group() * int(gridDim.x); }
-  XLSTM_DEVICE static int groups() { return kCdnaGroups * int(gridDim.x); }
   XLSTM_DEVICE const GemmParams& product(int n) const { return *reload_params(p.product + n); }
+
+  // The groups of consecutive blocks that share a product's units.
+  struct Groups {
+    int first, count;  // first: this one
+
+    XLSTM_DEVICE static Groups of(int first_block, int blocks) {
+      return {int(blockIdx.x) - first_block + Shape::group() * blocks, kCdnaGroups * blocks};
+    }
+    template <class Of>
+    XLSTM_DEVICE typename Of::UnitRange units(int rounds) const {
+      return {first, rounds * count, count};
+    }
+  };
+  XLSTM_DEVICE int first_gate_block() const { return int(gridDim.x) - p.gate_blocks; }
+  // Quantised projections, beside which the last blocks have the gates.
+  XLSTM_DEVICE bool beside_gates(int n) const {
+    return Weights::kGroups && p.gate_blocks && n % kCdnaProducts == 0 && n + 1 < p.products;
+  }
+  XLSTM_DEVICE bool multiplies_gates(int n) const { return beside_gates(n) && int(blockIdx.x) >= first_gate_block(); }
+  XLSTM_DEVICE Groups groups_of(int n) const {
+    return Groups::of(0, beside_gates(n) ? first_gate_block() : int(gridDim.x));
+  }
+  // Product n, or behind it the first whose weights this block multiplies.
+  XLSTM_DEVICE int first_from(int n) const { return uniform(multiplies_gates(n) ? n + 1 : n); }
 
   // q, k and the tile's part of v go to LDS; the gates to the threads that compute with them.
   XLSTM_DEVICE void fetch_token(const HeadsStepParams& of, int64_t state, int index) const {
@@ -135,22 +163,46 @@ struct MegakernelCdna {
     }
   }
 
-  XLSTM_DEVICE void run() const {
-    typename Gemm::UnitSource source = Gemm::UnitSource::of(product(0), group());
-    typename Gemm::Step steps[Gemm::kDepth];
-    source.fetch_first(steps);
+  // A product, whose first weights are on their way.
+  template <class Of, class NextOf>
+  XLSTM_DEVICE void multiply(const GemmParams& of, const typename Of::UnitRange& units,
+                             typename Of::Step (&steps)[Of::kDepth], typename Of::UnitSource& source,
+                             NextOf&& next_of) const {
     float* const sums =
         reinterpret_cast<float*>(lds + p.sums_at) + Shape::group() * (sum_buffer_bytes(kFamily, 1, kCdnaUnitSlots) / 4);
+    Of gemm(of, reinterpret_cast<typename Of::Shape::NormStats&>(norm_stats), lds, sums);
+    gemm.inputs.fetch_first(0);
+    gemm.load_stage(0, 1, true, false, [] {});
+    gemm.multiply_units(units, steps, source, next_of);
+  }
+  // The bfloat16 gates, of an x of their own: quantised weights' x has another order of features.
+  XLSTM_DEVICE void multiply_gates(const GemmParams& of) const {
+    const Groups groups = Groups::of(first_gate_block(), p.gate_blocks);
+    typename Gates::UnitSource source = Gates::UnitSource::of(of, groups.first);
+    typename Gates::Step steps[Gates::kDepth];
+    source.fetch_first(steps);
+    multiply<Gates>(of, groups.template units<Gates>(of.gate_rounds), steps, source, [&](bool more, int unit) {
+      return Gates::UnitSource::of(of, more ? unit + groups.count : groups.first);
+    });
+  }
+  XLSTM_DEVICE void run() const {
+    int next = first_from(0);
+    typename Gemm::UnitSource source = Gemm::UnitSource::of(product(next), groups_of(next).first);
+    typename Gemm::Step steps[Gemm::kDepth];
+    source.fetch_first(steps);
 #pragma unroll 1
     for (int n = 0; n < p.products; ++n) {
       if (n % kCdnaProducts == kCdnaOutput) step_heads(n / kCdnaProducts);
+      if constexpr (Weights::kGroups)
+        if (multiplies_gates(n)) {
+          multiply_gates(product(n));
+          continue;
+        }
       const GemmParams& of = product(n);
-      Gemm gemm(of, norm_stats, lds, sums);
-      gemm.inputs.fetch_first(0);
-      gemm.load_stage(0, 1, true, false, [] {});
-      gemm.multiply_units({group(), of.unit_rounds * groups(), groups()}, steps, source, [&](bool more, int unit) {
-        const int next = more || n + 1 == p.products ? n : n + 1;  // the head's first weights follow its last
-        return Gemm::UnitSource::of(product(next), more ? unit + groups() : group());
+      const Groups groups = groups_of(n);
+      next = n + 1 < p.products ? first_from(n + 1) : n;  // the head's first weights follow its last
+      multiply<Gemm>(of, groups.template units<Gemm>(of.unit_rounds), steps, source, [&](bool more, int unit) {
+        return Gemm::UnitSource::of(product(more ? n : next), more ? unit + groups.count : groups_of(next).first);
       });
     }
   }

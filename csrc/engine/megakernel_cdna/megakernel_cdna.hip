@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a plan to the launch of megakernel_cdna, whose elements are formats of weights.
-// Compiled once for each XLSTM_ELEMENT of: Bfloat16Weights
+// Compiled once for each XLSTM_ELEMENT of: Bfloat16Weights Float16Weights ByteWeights NibbleWeights
+// Compiled once for each XLSTM_ELEMENT of: E4m3fnWeights E4m3fnuzWeights
 
 #include <algorithm>
 #include <cstddef>
@@ -57,6 +58,7 @@ GemmParams params_of(const MegakernelCdnaPlan& plan, const MegakernelCdnaStep& s
   constexpr Phase kPhaseOf[] = {Phase::projections, Phase::output, Phase::up, Phase::down, Phase::head};
   const Phase phase = kPhaseOf[product];
   of.unit_rows = plan.units[product].rows, of.unit_rounds = plan.units[product].rounds;
+  of.gate_rows = plan.gate_units.rows, of.gate_rounds = plan.gate_units.rounds;
   of.stage_tiles = tiles_of(Family::cdna, of.columns);
   of.x = boxes + at.from[int(phase)];
   if (phase == Phase::head) {
@@ -131,7 +133,8 @@ void launch_megakernel_cdna(const MegakernelCdnaPlan& plan, const MegakernelCdna
   write_heads(step, stream);
   Grid grid{plan.blocks, kMegakernelCdnaThreads, plan.lds_bytes};
   grid.cooperative = true;
-  const MegakernelCdnaParams params{step.memory.product, step.memory.heads, products + 1, plan.sums_at};
+  const MegakernelCdnaParams params{step.memory.product, step.memory.heads, products + 1, plan.gate_blocks,
+                                    plan.sums_at};
   launch("decode megakernel", megakernel_cdna<Weights>, grid, stream, params);
 }
 

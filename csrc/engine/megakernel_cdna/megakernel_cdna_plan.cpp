@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kLeastRows = 8;             // of a unit, in the product with the most: fewer do not pay for a block's x
 constexpr int kStaticLdsBytes = 2 << 10;  // the mLSTM step's sums and gates
+constexpr int kGateShare = 16;            // at most one in so many blocks multiplies gates
 
 int64_t units_with(const GemmShape& p, int rows) { return units_of(p, p.swiglu ? 2 * rows : rows); }
 
@@ -29,6 +30,11 @@ bool product_fits(const GemmShape& p) {
   const int depth = gemm_mma_depth(Family::cdna, p.bits, 1, kCdnaUnitSlots);
   return p.columns % kStepFeatures == 0 && p.columns >= depth * tile_features(Family::cdna) &&
          p.columns <= kMaxSingleFeatures;
+}
+
+// The fewest rows of gates for each group, which all blocks wait for: they are to be there before the projections.
+int gate_blocks_for(const GemmShape& gates, int64_t blocks) {
+  return int(std::min(ceil_div(units_with(gates, 1), kCdnaGroups), std::max<int64_t>(1, blocks / kGateShare)));
 }
 
 bool step_fits(const MegakernelCdnaCall& p) {
@@ -53,7 +59,11 @@ MegakernelCdnaPlan plan_megakernel_cdna(const MegakernelCdnaCall& p, const Chip&
   plan.lds_bytes = plan.sums_at + kCdnaGroups * sum_buffer_bytes(chip.family, 1, kCdnaUnitSlots);
   if (plan.lds_bytes + norm_stats_bytes(1) + kStaticLdsBytes > chip.lds_bytes) return {};
   plan.blocks = std::min<int64_t>(chip.compute_units, ceil_div(most_units, kCdnaGroups));
-  for (int n = 0; n <= kCdnaProducts; ++n) plan.units[n] = units_for(p.product[n], plan.blocks * kCdnaGroups);
+  plan.gate_blocks = gate_blocks_for(p.gates, plan.blocks);
+  if (plan.gate_blocks >= plan.blocks) return {};
+  for (int n = 0; n <= kCdnaProducts; ++n)
+    plan.units[n] = units_for(p.product[n], (plan.blocks - (n == 0 ? plan.gate_blocks : 0)) * kCdnaGroups);
+  if (plan.gate_blocks) plan.gate_units = units_for(p.gates, plan.gate_blocks * kCdnaGroups);
   return plan;
 }
 

@@ -17,13 +17,15 @@ struct MegakernelCdnaCall {
   bool suits;  // whether its tensors do: see step.hip
   int64_t heads, dqk, dhv;
   GemmShape product[kCdnaProducts + 1];  // projections, output, up, down, head
+  GemmShape gates;                       // bfloat16 beside quantised projections, which then have no rows of theirs
 };
 
 struct MegakernelCdnaPlan {
   int64_t blocks;  // of the grid, one on a compute unit; 0: the megakernel does not take this model
   struct Units {
     int rows, rounds;  // of each linear in a unit; units of each group
-  } units[kCdnaProducts + 1];
+  } units[kCdnaProducts + 1], gate_units;
+  int gate_blocks;         // the last blocks of the grid, which multiply the gates instead of projections
   int sums_at, lds_bytes;  // LDS: x, then sums
 };
 
