@@ -11,6 +11,7 @@
 #include "attention/mla/mla_plan.h"
 #include "engine/gemm_mma/gemm_mma_shape.h"
 #include "mlstm/chunkwise/chunkwise_plan.h"
+#include "mlstm/chunkwise/parallel_shape.h"
 
 namespace py = pybind11;
 using namespace xlstm;
@@ -115,4 +116,7 @@ void add_shapes(py::module_& m) {
         "multiprocessor, LDS. None where the family has no such kernel.");
   m.def("scores_lds_bytes", scores_lds_bytes, "family"_a, "element_bytes"_a, "chunk"_a, "backward"_a,
         "LDS of a block of the score kernel.");
+  m.def("parallel_scores_lds_bytes", gpu::mlstm::parallel_score_lds_bytes, "backward"_a,
+        "LDS of a block of the parallel schedule's score kernel.");
+  m.attr("PARALLEL_PRODUCTS_LDS_BYTES") = gpu::mlstm::kProductLds;
 }

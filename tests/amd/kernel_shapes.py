@@ -134,6 +134,17 @@ def chunk_scores_cdna(kernel: Kernel, element: str, chunk: str, backward: str) -
     return Shape(0, macs=products * macs * times(kernel, element))
 
 
+def parallel_scores(kernel: Kernel, element: str, backward: str) -> Shape:
+    """A wave has a tile of the pairs of two chunks of 32 tokens, and multiplies as chunk_scores_cdna does."""
+    of_chunk = chunk_scores_cdna(kernel, element, "32", backward)
+    return replace(of_chunk, lds=_native.parallel_scores_lds_bytes(backward == "true"))
+
+
+def parallel_products(kernel: Kernel, element: str) -> Shape:
+    """A block has 64 tokens by 128 columns; half of its waves have a chunk of 32 tokens in a turn."""
+    return Shape(_native.PARALLEL_PRODUCTS_LDS_BYTES, blocks=2, macs=64 * 128 * 32 // 4 * times(kernel, element))
+
+
 def forward_kernel(kernel: Kernel, element: str, dqk: str, dv: str, score_mod: str) -> Shape:
     shape = _native.attend_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), score_mod == "true")
     macs = shape["rows"] * shape["keys"] * (int(dqk) + int(dv)) // waves(kernel)
@@ -230,6 +241,8 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         chunk_walk_wide,
         chunk_scores,
         chunk_scores_cdna,
+        parallel_scores,
+        parallel_products,
         forward_kernel,
         probabilities_kernel,
         decode_kernel,

@@ -85,7 +85,8 @@ template <class Weights>
 struct MegakernelCdna {
   using Shape = MegakernelCdnaShape<Weights, kCdnaUnitSlots, &GemmParams::unit_rows>;
   using Gemm = GemmMma<Weights, 1, kCdnaUnitSlots, 64, Shape>;
-  using Gates = GemmMma<Bfloat16Weights, 1, kStripColumns, 2,
+  static constexpr int kGateDepth = 2;  // steps on their way; four spill on gfx90a beside int4
+  using Gates = GemmMma<Bfloat16Weights, 1, kStripColumns, kGateDepth,
                         MegakernelCdnaShape<Bfloat16Weights, kStripColumns, &GemmParams::gate_rows>>;
   using Tile = mlstm::HeadTile<float, kCdnaStepColumns>;
   using HeadsLds = HeadsStepLds<kCdnaStepColumns, kMegakernelCdnaThreads>;
