@@ -11,6 +11,7 @@
 #include "arch/launch.h"
 #include "engine/megakernel_cdna/megakernel_cdna.h"
 #include "engine/megakernel_cdna/megakernel_cdna_launch.h"
+#include "engine/megakernel_cdna/write_records.h"
 
 namespace xlstm::gpu::engine {
 namespace {
@@ -42,7 +43,7 @@ struct RecordWriter {
     ++pending;
   }
   void flush(Stream stream) {
-    launch("decode params", write_records_kernel<Record>, {pending, kWave, 0}, stream, params);
+    launch_write_records(params, pending, stream);
     params.first += pending, pending = 0;
   }
 };
