@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from xlstm_hip.models import xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models.config_files import HF_KERNELS  # plain torch's, which take float64
 from xlstm_hip.models.quantize import QuantizedLinear, quantize
 
 ROWS = (1, 2, 3, 5, 8, 9, 16, 17, 31, 64, 65, 128, 200, 256)
@@ -35,11 +36,6 @@ SPLIT = 2.0**-17  # matrix units see 16 bits of what weights are multiplied with
 CANNOT_RUN = 77
 OP_ROWS = "XLSTM_HIP_DECODE_OP_ROWS"
 PROMPT, STEPS, CALLS, RUNS = 3, 3, 30, 5
-FLOAT64_KERNELS = {
-    "chunkwise_kernel": "chunkwise--native_autograd",
-    "sequence_kernel": "native_sequence__native",
-    "step_kernel": "native",
-}
 State = dict[int, tuple[Tensor, Tensor, Tensor]]
 
 
@@ -69,7 +65,7 @@ def in_float64(model: xLSTMLarge) -> xLSTMLarge:
             weights = {key: x for key, x in weights.items() if not key.startswith(f"{name}.") or key.endswith("bias")}
             weights[f"{name}.weight"] = layer.widened(torch.float32)
     with torch.device("cuda"):
-        twin = xLSTMLarge(replace(model.config, **FLOAT64_KERNELS)).double()
+        twin = xLSTMLarge(replace(model.config, **HF_KERNELS)).double()
     twin.load_state_dict(weights)
     return twin.eval()
 
@@ -183,9 +179,8 @@ def time_rows(form: str, options: argparse.Namespace, rate: float) -> None:
                 continue
             with most_rows(op_rows):
                 taken = milliseconds(step)
-                print(
-                    f"{form:5} {batch:4} rows: {name:6} {taken:7.3f} ms, floor {floor:6.3f}: {floor / taken:.0%} of it"
-                )
+                of_floor = f"floor {floor:6.3f}: {floor / taken:.0%} of it"
+                print(f"{form:5} {batch:4} rows: {name:6} {taken:7.3f} ms, {of_floor}", flush=True)
                 if batch == options.profile:
                     profile(step, options.blocks)
 
