@@ -454,7 +454,7 @@ XLSTM_API xlstm_status xlstm_gpu_draw_tokens(const xlstm_draw*, const xlstm_gpu*
 
 /* The message of this thread's last call, empty when it succeeded. */
 XLSTM_API const char* xlstm_last_error(void);
-/* The instruction set that the CPU kernels use: "avx512bf16", "avx512", "avx2" or "portable". */
+/* The instruction set that the CPU kernels use: "amx", "avx512bf16", "avx512", "avx2" or "portable". */
 XLSTM_API const char* xlstm_cpu_isa(void);
 
 #ifdef __cplusplus

@@ -8,9 +8,11 @@
 //   column panels  (K, NR) blocks, one after the other: the right operand, and the state
 //   token panels   such blocks with tokens across and features down: a transposed matrix, the left operand of one
 //                  product and the right operand of another
-// K counts elements of Op::kPack values (arch/cpu/vector.h).
+// K counts elements of Op::kPack values (arch/cpu/vector.h). A left operand whose rows lie next to each other is copied
+// once for tile registers, which need its steps next to each other (LeftOperand).
 #pragma once
 
+#include "arch/cpu/amx.h"
 #include "arch/cpu/vector.h"
 
 // Out of line, a tile would go through memory at every call. XLSTM_INLINED is the form for lambdas.
@@ -36,6 +38,66 @@ constexpr int64_t padded(int64_t columns) {
 template <class Op>
 constexpr int64_t packed(int64_t values) {  // elements
   return (values + Op::kPack - 1) / Op::kPack;
+}
+
+// A left operand: row r of step k at data[k * step + r * row]. One of both is 1. kRows rows are readable from each
+// multiple of kRows on.
+template <class T>
+struct LeftOperand {
+  const T* data;
+  int64_t step, row;
+
+  LeftOperand at(int64_t r, int64_t k) const { return {data + k * step + r * row, step, row}; }
+};
+
+// The distance of the rows of a left operand that was copied for tile registers.
+constexpr int64_t steps_of_copy(int64_t steps) { return round_up(steps, 16); }
+template <class Op>
+constexpr int64_t left_copy_size(int64_t rows, int64_t steps) {
+  return Op::kTiles ? round_up(rows, kRows) * steps_of_copy(steps) : 0;
+}
+
+// The left operand for a product with several panels, of rows next to each other, steps `step` apart. Tile registers
+// read a copy of it in `copy`, with zeros behind the last step.
+template <class Op, class T>
+inline LeftOperand<T> left_operand(const T* a, int64_t step, [[maybe_unused]] int64_t rows,
+                                   [[maybe_unused]] int64_t steps, [[maybe_unused]] T* copy) {
+#if defined(__AMX_BF16__)
+  if constexpr (Op::kTiles) {
+    const int64_t ld = steps_of_copy(steps);
+    for (int64_t r = 0; r < rows; r += kRows)
+      for (int64_t k = 0; k < steps; k += kTilePairs) {
+        T* to = copy + r * ld + k;
+        if (k + kTilePairs <= steps)
+          transpose_left(a + k * step + r, step, to, ld);
+        else
+          copy_left(a + k * step + r, step, 1, steps - k, to, ld);
+      }
+    return {copy, 1, ld};
+  }
+#endif
+  return {a, step, 1};
+}
+
+// Token panels as a left operand, whose rows are the tokens.
+template <class T>
+struct LeftPanels {
+  const T* data;
+  int64_t panel, step, row;
+
+  LeftOperand<T> at(int64_t token) const { return {data + token / NR<T> * panel + token % NR<T> * row, step, row}; }
+};
+template <class Op>
+constexpr int64_t left_panels_size(int64_t tokens, int64_t steps) {
+  return left_copy_size<Op>(padded<typename Op::Scalar>(tokens), steps);
+}
+template <class Op, class T>
+inline LeftPanels<T> left_panels(const T* a, int64_t tokens, int64_t steps, T* copy) {
+  if (!Op::kTiles) return {a, NR<T> * steps, NR<T>, 1};
+  const int64_t panel = NR<T> * steps_of_copy(steps);
+  for (int64_t t = 0; t < tokens; t += NR<T>)
+    left_operand<Op>(a + t * steps, NR<T>, tokens - t < NR<T> ? tokens - t : NR<T>, steps, copy + t / NR<T> * panel);
+  return {copy, panel, 1, steps_of_copy(steps)};
 }
 
 // A tile of accumulators. Its methods are fully unrolled, so that the accumulators are registers and not an array.
@@ -99,23 +161,33 @@ struct Tile {
       acc[r][v] -= rounded;
     });
   }
-  // The product of a, row r of step k at a[k * a_step + r], and b, step k at b[k * b_step].
-  // A long sum is computed in parts, so that its rounding errors grow with the length of a part.
+  // The product of a, whose rows are next to each other unless Op has tile registers, and b, step k of b at
+  // b[k * b_step]. A long sum is computed in parts, so that its rounding errors grow with the length of a part.
   template <class Op>
-  XLSTM_ALWAYS_INLINE void product(const T* a, int64_t a_step, const T* b, int64_t steps, int64_t b_step = NR<T>) {
-    product_part<Op>(a, a_step, 1, b, b_step, steps < kPart ? steps : kPart);
+  XLSTM_ALWAYS_INLINE void product(const LeftOperand<T>& a, const T* b, int64_t steps, int64_t b_step = NR<T>) {
+    const LeftOperand<T> left{a.data, a.step, Op::kTiles ? a.row : 1};
+    product_part<Op>(left, b, b_step, steps < kPart ? steps : kPart);
     for (int64_t k = kPart; k < steps; k += kPart) {
       Tile part;
-      part.template product_part<Op>(a + k * a_step, a_step, 1, b + k * b_step, b_step,
-                                     steps - k < kPart ? steps - k : kPart);
+      part.template product_part<Op>(left.at(0, k), b + k * b_step, b_step, steps - k < kPart ? steps - k : kPart);
       add(part);
     }
   }
   static constexpr int64_t kPart = 128;
-  // a: row r of step k at a[k * a_step + r * a_row].  b: step k at b[k * b_step].
+  // b: step k at b[k * b_step].
   template <class Op>
-  XLSTM_ALWAYS_INLINE void product_part(const T* __restrict a, int64_t a_step, int64_t a_row, const T* __restrict b,
-                                        int64_t b_step, int64_t steps) {
+  XLSTM_ALWAYS_INLINE void product_part(const LeftOperand<T>& left, const T* __restrict b, int64_t b_step,
+                                        int64_t steps) {
+#if defined(__AMX_BF16__)
+    if constexpr (Op::kTiles) {
+      alignas(kVectorBytes) T sums[kRows * V * kLanes<T>];
+      multiply_tiles<V>(left.data, left.step, left.row, b, b_step, steps, sums);
+      each(V * kLanes<T>, [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] = load(sums + at); });
+      return;
+    }
+#endif
+    const T* __restrict a = left.data;
+    const int64_t a_step = left.step, a_row = left.row == 1 ? 1 : left.row;
     Vec<T> sums[R][V];
     each(0, [&](int r, int v, int64_t) XLSTM_INLINED { sums[r][v] = Vec<T>{}; });
     for (int64_t k = 0; k < steps; ++k, a += a_step, b += b_step) {

@@ -42,4 +42,7 @@ inline int run_for_each_isa(void (*tests)()) {
 }
 
 // Whether chunkwise products take bfloat16 operands from bfloat16 tensors, and so round scores and states on the way.
-inline bool bf16_products() { return xlstm_cpu_isa() == std::string("avx512bf16"); }
+inline bool bf16_products() {
+  const std::string isa = xlstm_cpu_isa();
+  return isa == "amx" || isa == "avx512bf16";
+}

@@ -34,11 +34,11 @@ void test_product(int64_t rows, int64_t columns, int64_t steps) {
   int64_t called = 0;
   with_tile<T>(rows, columns, [&](auto& tile) {
     ++called;
-    tile.template product<Plain<T>>(a.data(), a_step, b.data(), steps);
+    tile.template product<Plain<T>>({a.data(), a_step, 1}, b.data(), steps);
     tile.store_to(plain.data());
     tile.add_scaled_rows(plain.data(), factor.data());
     tile.store_to(plain.data());
-    tile.template product<Plain<T>>(a.data(), a_step, b.data(), steps);
+    tile.template product<Plain<T>>({a.data(), a_step, 1}, b.data(), steps);
     tile.add_scaled(before.data(), T(0.5));
     tile.store_to(loaded.data());
   });
@@ -65,7 +65,7 @@ void test_product_by_rows(int64_t rows, int64_t steps) {
              of_column = random_values<T>(NR<T>);
   std::vector<T> got(kRows * NR<T>);
   with_rows<T, kVectors>(rows, [&](auto& tile) {
-    tile.template product_part<Plain<T>>(a.data(), 1, NR<T>, b.data(), NR<T>, steps);
+    tile.template product_part<Plain<T>>({a.data(), 1, NR<T>}, b.data(), NR<T>, steps);
     tile.add_outer(of_row.data(), of_column.data());
     tile.add_scaled_columns(before.data(), of_column.data());
     tile.store_to(got.data());

@@ -42,7 +42,7 @@ def test_every_kernel_is_there(printed: str) -> None:
     assert list(facts) == ["xlstm_hip", "torch", "op library", "CPU kernels", "GPU kernels", "CPU", "GPU"]
     assert facts["xlstm_hip"] == __version__ and facts["torch"] == torch.__version__
     assert "_xlstm_hip_ops" in facts["op library"]
-    assert facts["CPU kernels"] in ("avx512bf16", "avx512", "avx2", "portable")
+    assert facts["CPU kernels"] in ("amx", "avx512bf16", "avx512", "avx2", "portable")
     assert table[0].split() == list(module.COLUMNS)
     kernels = registry.all_kernels()
     assert len(table) == len(kernels) + 1

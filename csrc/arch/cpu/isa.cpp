@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arch/cpu/isa.h"
 
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -22,6 +27,15 @@ namespace cpu_has {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && avx2();
 }
 [[maybe_unused]] bool avx512bf16() { return __builtin_cpu_supports("avx512bf16") && avx512(); }
+
+// Linux gives a process tile registers on request (arch_prctl). A kernel that has them says so for a CPU that has AMX,
+// and each such CPU has products of bfloat16 and int8.
+[[maybe_unused]] bool amx() {
+  constexpr int kSupportedFeatures = 0x1021, kRequestPermission = 0x1023, kTileData = 18;
+  uint64_t features = 0;
+  return avx512bf16() && syscall(SYS_arch_prctl, kSupportedFeatures, &features) == 0 && (features >> kTileData & 1) &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 #endif
 
 }  // namespace cpu_has

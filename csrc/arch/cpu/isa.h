@@ -4,7 +4,7 @@
 
 #ifndef XLSTM_FOR_EACH_ISA  // a build may be for some of them: CMake's XLSTM_HIP_CPU_ISAS
 #if defined(__x86_64__) || defined(_M_X64)
-#define XLSTM_FOR_EACH_ISA(X) X(avx512bf16) X(avx512) X(avx2) X(portable)
+#define XLSTM_FOR_EACH_ISA(X) X(amx) X(avx512bf16) X(avx512) X(avx2) X(portable)
 #else
 #define XLSTM_FOR_EACH_ISA(X) X(portable)
 #endif

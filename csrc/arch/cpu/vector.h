@@ -263,11 +263,13 @@ inline Vec<float> add_product(Vec<float> sum, Vec<float> a, Vec<float> b) {
 // ---- operands of a matrix product
 //
 // An operand's element holds kPack consecutive values along the summed dimension, in the bits of a Scalar: one Scalar,
-// or, where the machine has a bfloat16 dot product, two bfloat16 values. Sums are always Scalars.
+// or, where the machine has a bfloat16 dot product, two bfloat16 values. Sums are always Scalars. kTiles: products are
+// those of tile registers (amx.h).
 template <class T>
 struct Plain {
   using Scalar = T;
   static constexpr int kPack = 1;
+  static constexpr bool kTiles = false;
   static constexpr xlstm_dtype kStored = sizeof(T) == 8 ? XLSTM_FLOAT64 : XLSTM_FLOAT32;
   static Vec<T> multiply_add(Vec<T> acc, Vec<T> right, T left) { return acc + right * left; }
   static Vec<T> pack(Vec<T> first, Vec<T>) { return first; }
@@ -280,6 +282,11 @@ struct Plain {
 struct Bf16Pairs {
   using Scalar = float;
   static constexpr int kPack = 2;
+#if defined(__AMX_BF16__)
+  static constexpr bool kTiles = true;
+#else
+  static constexpr bool kTiles = false;
+#endif
   static constexpr xlstm_dtype kStored = XLSTM_BFLOAT16;
   static Vec<float> multiply_add(Vec<float> acc, Vec<float> right, float left) {
     const __m512i l = _mm512_set1_epi32(__builtin_bit_cast(int32_t, left));

@@ -53,13 +53,16 @@ typename Op::Scalar epilogue_scale(const xlstm_attention& in) {
 template <class Op>
 struct BackwardScratch {
   using T = typename Op::Scalar;
-  T *k, *v, *k_columns;  // all keys and values of the sequence
-  RowRules<T> rules;     // the arrays from this one on belong to a group of rows
+  T *k, *v, *k_columns;        // all keys and values of the sequence
+  T *k_copy, *v_copy;          // (LeftOperand)
+  LeftPanels<T> keys, values;  // k and v as left operands
+  RowRules<T> rules;           // the arrays from this one on belong to a group of rows
   T *q, *dout, *q_columns, *dout_columns;
   T *lse, *d;
   T* dq;                                      // per panel: column panels (NR, NR)
   T *weights, *cap_slope, *keep;              // of a panel: (keys, NR); cap_slope is d(capped)/d(score)
   T *weights_by_row, *ds_by_row, *ds_by_key;  // of a block of keys
+  T* ds_copy;
   T *row, *buffer;
   int64_t* offsets;
 
@@ -69,6 +72,8 @@ struct BackwardScratch {
       : k(arena.take<T>(padded<T>(in.length_k) * packed<Op>(in.dqk))),
         v(arena.take<T>(padded<T>(in.length_k) * packed<Op>(in.dv))),
         k_columns(arena.take<T>(packed<Op>(in.length_k) * padded<T>(in.dqk))),
+        k_copy(arena.take<T>(left_panels_size<Op>(in.length_k, packed<Op>(in.dqk)))),
+        v_copy(arena.take<T>(left_panels_size<Op>(in.length_k, packed<Op>(in.dv)))),
         rules(arena, plan.group),
         q(arena.take<T>(plan.group * packed<Op>(in.dqk))),
         dout(arena.take<T>(plan.group * packed<Op>(in.dv))),
@@ -83,6 +88,7 @@ struct BackwardScratch {
         weights_by_row(arena.take<T>(tile(plan))),
         ds_by_row(arena.take<T>(tile(plan))),
         ds_by_key(arena.take<T>(tile(plan))),
+        ds_copy(arena.take<T>(left_copy_size<Op>(plan.group, packed<Op>(plan.block_k)))),
         row(arena.take<T>(2 * padded<T>(widest(in)))),
         buffer(arena.take<T>(pack_buffer_size<T>(widest(in)))),
         offsets(arena.take<int64_t>(plan.group)) {}
@@ -113,17 +119,16 @@ struct BackwardMemory {
   }
 };
 
-// sums += left^T right, in tiles of kRows rows: left (rows, steps) with rows `left_row` apart, right column panels
-// `right_panel` apart. to(row, column) returns the address of (., NR) sums.
+// sums += left right, in tiles of kRows rows: left (rows, steps), right column panels `right_panel` apart. to(row,
+// column) returns the address of (., NR) sums.
 template <class Op, class T, class To>
-void add_product(const T* left, int64_t left_step, int64_t left_row, int64_t rows, const T* right, int64_t right_panel,
-                 int64_t columns, int64_t steps, To&& to) {
+void add_product(const LeftOperand<T>& left, int64_t rows, const T* right, int64_t right_panel, int64_t columns,
+                 int64_t steps, To&& to) {
   for (int64_t column = 0; column < columns; column += NR<T>)
     for (int64_t r = 0; r < rows; r += kRows)
       with_tile<T>(kRows, columns - column, [&](auto& tile) XLSTM_INLINED {
         T* sums = to(r, column);
-        tile.template product_part<Op>(left + r * left_row, left_step, left_row == 1 ? 1 : left_row,
-                                       right + column / NR<T> * right_panel, NR<T>, steps);
+        tile.template product_part<Op>(left.at(r, 0), right + column / NR<T> * right_panel, NR<T>, steps);
         tile.add_scaled(sums, T(1));
         tile.store_to(sums);
       });
@@ -195,7 +200,7 @@ struct BackwardGroup {
       const bool masked = key < all.begin || key + kRows > all.end;
       T* weights = s.weights + j * NR<T>;
       Tile<T, kRows, V> tile;
-      multiply_keys<Op>(tile, s.k, key, s.q + lane * width_q, width_q);
+      tile.template product<Op>(s.keys.at(key), s.q + lane * width_q, width_q);
       tile.each(0, [&](int r, int v, int64_t) XLSTM_INLINED { tile.acc[r][v] *= factor; });
       if (masked || has_score_mod) {
         Vec<T> row_max[V];
@@ -212,7 +217,7 @@ struct BackwardGroup {
     }
     for (int64_t j = 0; j < n; j += kRows) {
       Tile<T, kRows, V> tile;
-      multiply_keys<Op>(tile, s.v, from + j, s.dout + lane * width_v, width_v);
+      tile.template product<Op>(s.values.at(from + j), s.dout + lane * width_v, width_v);
       if (has_dropout) drop(tile, j, inverse);
       tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
         Vec<T> weight = load(s.weights + j * NR<T> + at);
@@ -265,13 +270,14 @@ struct BackwardGroup {
       if (first_panel < 0) continue;
       const int64_t lane = first_panel * NR<T>, last = end_panel * NR<T> < live ? end_panel * NR<T> : live;
       const int64_t at = packed<Op>(lane), steps = packed<Op>(last - lane);
-      add_product<Op>(s.weights_by_row + at, 1, by_row, n, s.dout_columns + at * NR<T>, by_row * NR<T>, in.dv, steps,
-                      [&](int64_t r, int64_t column) { return sums.at(sums.dv, from + r, column); });
-      add_product<Op>(s.ds_by_row + at, 1, by_row, n, s.q_columns + at * NR<T>, by_row * NR<T>, in.dqk, steps,
-                      [&](int64_t r, int64_t column) { return sums.at(sums.dk, from + r, column); });
+      add_product<Op>(LeftOperand<T>{s.weights_by_row + at, 1, by_row}, n, s.dout_columns + at * NR<T>, by_row * NR<T>,
+                      in.dv, steps, [&](int64_t r, int64_t column) { return sums.at(sums.dv, from + r, column); });
+      add_product<Op>(LeftOperand<T>{s.ds_by_row + at, 1, by_row}, n, s.q_columns + at * NR<T>, by_row * NR<T>, in.dqk,
+                      steps, [&](int64_t r, int64_t column) { return sums.at(sums.dk, from + r, column); });
       const int64_t key_steps = packed<Op>(sequence.keys);
-      add_product<Op>(s.ds_by_key + lane, ld, 1, round_up(last - lane, kRows), s.k_columns + from / Op::kPack * NR<T>,
-                      key_steps * NR<T>, in.dqk, packed<Op>(to - from),
+      const LeftOperand<T> ds = left_operand<Op>(s.ds_by_key + lane, ld, last - lane, packed<Op>(to - from), s.ds_copy);
+      add_product<Op>(ds, round_up(last - lane, kRows), s.k_columns + from / Op::kPack * NR<T>, key_steps * NR<T>,
+                      in.dqk, packed<Op>(to - from),
                       [&](int64_t r, int64_t column) { return dq_at(lane + r, column); });
     }
     for (int64_t r = 0; r < live; ++r) {
@@ -334,6 +340,8 @@ void backward(const xlstm_attention_backward& p, const AttentionBackwardCpuPlan&
     pack_transposed<Op>(keys, 0, sequence.keys, s.k, s.buffer);
     pack_columns<Op>(keys, 0, sequence.keys, s.k_columns, s.buffer);
     pack_transposed<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, 0, 0, nullptr), 0, sequence.keys, s.v, s.buffer);
+    s.keys = left_panels<Op>(s.k, sequence.keys, packed<Op>(in.dqk), s.k_copy);
+    s.values = left_panels<Op>(s.v, sequence.keys, packed<Op>(in.dv), s.v_copy);
     for (int64_t first = part * plan.group; first < sequence.rows(); first += plan.parts * plan.group) {
       const int64_t left = sequence.rows() - first;
       const BackwardGroup<Op> group{p,          sequence, key_head, first, left < plan.group ? left : plan.group,

@@ -31,9 +31,11 @@ struct ForwardScratch {
   using T = typename Op::Scalar;
   RowRules<T> rules;
   T *q, *k, *v;         // token panels of the block, token panels and column panels of a tile
+  LeftPanels<T> keys;   // k as a left operand
   T *scores, *weights;  // (keys, NR); weights are elements along the keys
-  T* keep;              // (keys, NR), with dropout
-  T *o, *m, *l;         // per panel: column panels (NR, NR) along the features; per row
+  T *k_copy, *weights_copy;
+  T* keep;       // (keys, NR), with dropout
+  T *o, *m, *l;  // per panel: column panels (NR, NR) along the features; per row
   T *factor, *row, *buffer;
   int64_t *row_offsets, *key_offsets, *value_offsets;
 
@@ -44,6 +46,8 @@ struct ForwardScratch {
         v(arena.take<T>(packed<Op>(plan.block_k) * padded<T>(in.dv))),
         scores(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
         weights(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
+        k_copy(arena.take<T>(left_panels_size<Op>(plan.block_k, packed<Op>(in.dqk)))),
+        weights_copy(arena.take<T>(left_copy_size<Op>(NR<T>, packed<Op>(plan.block_k)))),
         keep(arena.take<T>(in.dropout_p > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
         o(arena.take<T>(plan.rows * padded<T>(in.dv))),
         m(arena.take<T>(plan.rows)),
@@ -117,7 +121,7 @@ struct ForwardBlock {
   template <int V>
   void scores(int64_t panel, int64_t j0, int64_t from, int64_t to, Vec<T>* row_max) const {
     const int64_t lane = panel * NR<T>, n = round_up(to - from, kRows);
-    raw_scores<Op, V>(s.k, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, row_max);
+    raw_scores<Op, V>(s.keys, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, row_max);
     const KeyRange all = s.rules.all(lane, NR<T>);
     const bool masked = from < all.begin || from + n > all.end;
     if (masked || in.softcap > 0 || s.rules.slopes)
@@ -153,12 +157,13 @@ struct ForwardBlock {
       store(l + v * kLanes<T>, load(l + v * kLanes<T>) * load(s.factor + v * kLanes<T>) + sum[v]);
 
     const int64_t rows = live - panel * NR<T> < V * kLanes<T> ? live - panel * NR<T> : V * kLanes<T>;
+    const LeftOperand<T> weights = left_operand<Op>(s.weights, NR<T>, rows, steps, s.weights_copy);
     for (int64_t column = 0; column < in.dv; column += NR<T>) {
       const T* values = s.v + (column / NR<T> * packed<Op>(n) + (from - j0) / Op::kPack) * NR<T>;
       T* out = sums(panel) + column * NR<T>;
       for (int64_t r = 0; r < rows; r += kRows)
         with_tile<T>(rows - r < kRows ? rows - r : kRows, in.dv - column, [&](auto& tile) XLSTM_INLINED {
-          tile.template product<Op>(s.weights + r, NR<T>, values, steps);
+          tile.template product<Op>(weights.at(r, 0), values, steps);
           tile.add_scaled_rows(out + r * NR<T>, s.factor + r);
           tile.store_to(out + r * NR<T>);
         });
@@ -172,6 +177,7 @@ struct ForwardBlock {
       const int64_t j0 = tile > begin ? tile : begin / kDrawsAtOnce * kDrawsAtOnce;
       const int64_t n = (tile + block_k < end ? tile + block_k : end) - j0;
       pack_transposed<Op>(sequence.keys_at<T>(in.k, key_head, in.dqk, j0, n, s.key_offsets), 0, n, s.k, s.buffer);
+      s.keys = left_panels<Op>(s.k, n, width, s.k_copy);
       if (values)
         pack_columns<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, j0, n, s.value_offsets), 0, n, s.v, s.buffer);
       f(j0, n);

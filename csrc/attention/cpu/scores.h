@@ -39,23 +39,16 @@ inline Vec<typename Op::Scalar> weight_of(Vec<typename Op::Scalar> difference) {
     return exp2(difference);
 }
 
-// Multiplies keys [key, key + kRows) of token panels with the rows of a token panel; key is a multiple of kRows.
-template <class Op, int V, class T>
-XLSTM_ALWAYS_INLINE void multiply_keys(Tile<T, kRows, V>& tile, const T* keys, int64_t key, const T* rows,
-                                       int64_t width) {
-  tile.template product<Op>(keys + key / NR<T> * width * NR<T> + key % NR<T>, NR<T>, rows, width);
-}
-
-// Computes s (n, NR): keys [first, first + n) of token panels times the rows of a token panel, times scale; first and n
+// Computes s (n, NR): keys [first, first + n) times the rows of a token panel, times scale; first and n
 // are multiples of kRows. row_max gets the largest score of every row.
 template <class Op, int V, class T>
-inline void raw_scores(const T* keys, int64_t first, const T* rows, int64_t width, int64_t n, T scale, T* s,
+inline void raw_scores(const LeftPanels<T>& keys, int64_t first, const T* rows, int64_t width, int64_t n, T scale, T* s,
                        Vec<T>* row_max) {
   Vec<T> running_max[V];
   for (int v = 0; v < V; ++v) running_max[v] = lowest<T>();
   for (int64_t j = 0; j < n; j += kRows) {
     Tile<T, kRows, V> tile;
-    multiply_keys<Op>(tile, keys, first + j, rows, width);
+    tile.template product<Op>(keys.at(first + j), rows, width);
     tile.each(NR<T>, [&](int r, int v, int64_t at) XLSTM_INLINED {
       tile.acc[r][v] *= scale;
       running_max[v] = max(running_max[v], tile.acc[r][v]);

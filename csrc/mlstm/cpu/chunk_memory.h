@@ -79,6 +79,7 @@ struct WalkScratch {
   T *with, *y_transposed, *x_rows, *twin_scores;  // for the twin
   T *left, *block, *pairs;                        // for the twin
   T *rounding_error, *scores_error;               // what rounding to Op removes from a panel of the state, from scores
+  T *a_copy, *x_copy, *scores_copy, *error_copy;  // copies of left operands (LeftOperand)
   T *buffer, *tile, *decays, *flow;
   T *row_factor, *weight, *row_gain, *column_gain, *row_extra, *column_extra, *inverse;
   double *row_exponent, *column_exponent, *ones, *wide, *ones_next;
@@ -112,6 +113,10 @@ struct WalkScratch {
     pairs = twin((d.chunk + 1) * tokens);
     scores_error = arena.take<T>(Op::kPack == 1 ? 0 : steps * tokens);
     rounding_error = arena.take<T>(Op::kPack == 1 ? 0 : packed<Op>(d.x) * NR<T>);
+    a_copy = arena.take<T>(left_panels_size<Op>(d.chunk, packed<Op>(d.x)));
+    x_copy = arena.take<T>(left_copy_size<Op>(d.x, steps));
+    scores_copy = arena.take<T>(left_copy_size<Op>(tokens, steps));
+    error_copy = arena.take<T>(left_copy_size<Op>(tokens, steps));
     buffer = arena.take<T>(pack_buffer_size<T>(wide_dim));
     tile = arena.take<T>(NR<T> * NR<T>);
     decays = arena.take<T>(kRows * NR<T>);

@@ -89,12 +89,13 @@ struct Walk {
     if constexpr (has_twin)
       if (outputs) twin(t0, n, s, sink.twin);
     for (int64_t t = 0; in.flows.outside && t < n; ++t) store(s.flow + t * kLanes<T>, Vec<T>{});
+    const LeftOperands left = left_operands(n, outputs, update || update_first, s);
     const int64_t count = panels<T>(in.y.features);
     for (int64_t p = count - 1; p >= 0; --p) {
       prefetch(t0 + (in.reverse ? -n : n), n, p, count, outputs);
-      if (update_first) update_panel(p, n, s);
-      if (outputs) out_panel(p, t0, n, update_first, s, sink);
-      if (update && !update_first) update_panel(p, n, s);
+      if (update_first) update_panel(p, n, left, s);
+      if (outputs) out_panel(p, t0, n, update_first, left, s, sink);
+      if (update && !update_first) update_panel(p, n, left, s);
     }
     for (int64_t t = 0; in.flows.outside && outputs && t < n; ++t)
       in.flows.outside[t0 + t] += s.row_factor[t] * T(total<T>(load(s.flow + t * kLanes<T>)));
@@ -106,9 +107,26 @@ struct Walk {
     return left < NR<T> ? left : NR<T>;
   }
 
+  // The left operands of all panels' products.
+  struct LeftOperands {
+    LeftPanels<T> a;
+    LeftOperand<T> scores, scores_error, x_weighted;
+  };
+  LeftOperands left_operands(int64_t n, bool outputs, bool update, WalkScratch<Op>& s) const {
+    const int64_t steps = packed<Op>(in.x.features), tokens = packed<Op>(n), ld = padded<T>(n);
+    LeftOperands left{};
+    if (outputs) left.a = left_panels<Op>(s.a, n, steps, s.a_copy);
+    if (outputs) left.scores = left_operand<Op>(s.scores, ld, n, tokens, s.scores_copy);
+    if (Op::kPack > 1 && outputs && in.ones)
+      left.scores_error = left_operand<Op>(s.scores_error, ld, n, tokens, s.error_copy);
+    if (update) left.x_weighted = left_operand<Op>(s.x_weighted, s.x_stride, in.x.features, tokens, s.x_copy);
+    return left;
+  }
+
   template <class Sink>
-  void out_panel(int64_t p, int64_t t0, int64_t n, bool update_first, WalkScratch<Op>& s, Sink& sink) const {
-    const int64_t column = p * NR<T>, columns = columns_of(p), width = in.x.features, ld = padded<T>(n);
+  void out_panel(int64_t p, int64_t t0, int64_t n, bool update_first, const LeftOperands& left, WalkScratch<Op>& s,
+                 Sink& sink) const {
+    const int64_t column = p * NR<T>, columns = columns_of(p), width = in.x.features;
     const int64_t steps = packed<Op>(width), tokens = packed<Op>(n);
     const T *operand = s.state_operand + p * steps * NR<T>, *right = s.y + p * tokens * NR<T>;
     const T *ones_row = s.ones_state(width, in.y.features) + column, *factor = update_first ? s.row_gain : s.row_factor;
@@ -116,14 +134,13 @@ struct Walk {
     if (with_error) pack_state_error(p, s);
     for (int64_t t = 0; t < n; t += kRows) {
       const int64_t rows = n - t < kRows ? n - t : kRows;
-      const int64_t first = in.reverse ? t / Op::kPack : 0, last = in.reverse ? tokens : packed<Op>(t + rows);
+      const StepRange sees = steps_of_row_tile(t, rows, tokens);
       with_tile<T>(rows, columns, [&](auto& tile) XLSTM_INLINED {
         if (from_state) {
-          const T* left = s.a + t / NR<T> * steps * NR<T> + t % NR<T>;
-          tile.template product<Op>(left, NR<T>, operand, steps);
+          tile.template product<Op>(left.a.at(t), operand, steps);
           if (with_error) {
             auto rounding_error = tile;
-            rounding_error.template product<Op>(left, NR<T>, s.rounding_error, steps);
+            rounding_error.template product<Op>(left.a.at(t), s.rounding_error, steps);
             tile.add(rounding_error);
           }
           if (in.extra) tile.add_outer(s.row_extra + t, ones_row);
@@ -131,11 +148,12 @@ struct Walk {
           if (in.flows.outside) flow_outside(t0 + t, rows, column, columns, s);
         }
         // The scores are summed apart: the state's term can be large, and would round each token's share.
-        tile.template product<Op>(s.scores + first * ld + t, ld, right + first * NR<T>,
-                                  update_first ? 0 : last - first);
+        tile.template product<Op>(left.scores.at(t, sees.first), right + sees.first * NR<T>,
+                                  update_first ? 0 : sees.last - sees.first);
         if (Op::kPack > 1 && in.ones && !update_first) {
           auto rounding_error = tile;
-          rounding_error.template product<Op>(s.scores_error + first * ld + t, ld, right + first * NR<T>, last - first);
+          rounding_error.template product<Op>(left.scores_error.at(t, sees.first), right + sees.first * NR<T>,
+                                              sees.last - sees.first);
           tile.add(rounding_error);
         }
         if (from_state) tile.add_scaled_rows(s.tile, factor + t);
@@ -145,14 +163,26 @@ struct Walk {
     }
   }
 
-  void update_panel(int64_t p, int64_t n, WalkScratch<Op>& s) const {
+  // The elements of scores that rows [t, t + rows) see. Tile registers take 16 at a time, with zeros for tokens that
+  // rows do not see.
+  struct StepRange {
+    int64_t first, last;
+  };
+  StepRange steps_of_row_tile(int64_t t, int64_t rows, int64_t tokens) const {
+    constexpr int64_t unit = Op::kTiles ? NR<T> / Op::kPack : 1;
+    if (in.reverse) return {t / Op::kPack / unit * unit, tokens};
+    const int64_t last = round_up(packed<Op>(t + rows), unit);
+    return {0, last < tokens ? last : tokens};
+  }
+
+  void update_panel(int64_t p, int64_t n, const LeftOperands& left, WalkScratch<Op>& s) const {
     const int64_t width = in.x.features, tokens = packed<Op>(n);
     T *state = s.state + p * width * NR<T>, *operand = s.state_operand + p * packed<Op>(width) * NR<T>;
     const T* right = s.y + p * tokens * NR<T>;
     for (int64_t f = 0; f < width; f += kRows)
       with_tile<T>(width - f < kRows ? width - f : kRows, columns_of(p), [&](auto& tile) XLSTM_INLINED {
         // The chunk is summed before the state is added: a large state would round each token's share.
-        tile.template product<Op>(s.x_weighted + f, s.x_stride, right, tokens);
+        tile.template product<Op>(left.x_weighted.at(f, 0), right, tokens);
         if (!s.empty) tile.add_scaled(state + f * NR<T>, s.decay);
         tile.store_to(state + f * NR<T>);
         if constexpr (Op::kPack > 1) tile.template store_packed<Op>(operand + f / Op::kPack * NR<T>);
@@ -178,8 +208,10 @@ struct Walk {
   void twin(int64_t t0, int64_t n, WalkScratch<Op>& s, Sink& sink) const {
     const int64_t width = in.x.features, depth = packed<Op>(in.y.features), ld = padded<T>(n), tokens = packed<Op>(n);
     constexpr int64_t kPanelSteps = NR<T> / Op::kPack;
-    const int64_t panel = Op::kPack == 1 ? width * NR<T> : kRows * kPanelSteps;  // of the state as a left operand
     const int64_t count = panels<T>(in.y.features);
+    // Of the state as a left operand. Tile registers take all panels at once.
+    const int64_t row_step = Op::kTiles ? count * kPanelSteps : kPanelSteps;
+    const int64_t panel = Op::kPack == 1 ? width * NR<T> : Op::kTiles ? kPanelSteps : kRows * kPanelSteps;
     for (int64_t f = 0; f < width; f += kRows) {
       const int64_t features = width - f < kRows ? width - f : kRows;
       const T* state = s.state + f * NR<T>;
@@ -188,7 +220,7 @@ struct Walk {
         for (int64_t p = 0; p < count; ++p)
           for (int64_t r = 0; r < features; ++r) {
             const T* row = s.state + (p * width + f + r) * NR<T>;
-            store(s.left + p * panel + r * kPanelSteps, Op::join(load(row), load(row + kLanes<T>)));
+            store(s.left + p * panel + r * row_step, Op::join(load(row), load(row + kLanes<T>)));
           }
       }
       for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
@@ -196,18 +228,22 @@ struct Walk {
                       last = in.reverse || r0 + NR<T> > n ? tokens : packed<Op>(r0 + NR<T>);
         with_rows<T, kVectors>(features, [&](auto& tile) XLSTM_INLINED {
           if (!s.empty) {
-            tile.zero();
-            for (int64_t p = 0; p < count; ++p) {
-              auto part = tile;
-              const int64_t steps = depth - p * kPanelSteps;
-              part.template product_part<Op>(state + p * panel, 1, kPanelSteps,
-                                             s.with + (r0 * depth + p * kPanelSteps * NR<T>), NR<T>,
-                                             steps < kPanelSteps ? steps : kPanelSteps);
-              tile.add(part);
+            if constexpr (Op::kTiles) {
+              tile.template product<Op>(LeftOperand<T>{state, 1, row_step}, s.with + r0 * depth, depth);
+            } else {
+              tile.zero();
+              for (int64_t p = 0; p < count; ++p) {
+                auto part = tile;
+                const int64_t steps = depth - p * kPanelSteps;
+                part.template product_part<Op>({state + p * panel, 1, row_step},
+                                               s.with + (r0 * depth + p * kPanelSteps * NR<T>), NR<T>,
+                                               steps < kPanelSteps ? steps : kPanelSteps);
+                tile.add(part);
+              }
             }
             tile.store_to(s.tile);
           }
-          tile.template product<Op>(s.x_rows + first * s.x_stride + f, s.x_stride, s.twin_scores + first * ld + r0,
+          tile.template product<Op>({s.x_rows + first * s.x_stride + f, s.x_stride, 1}, s.twin_scores + first * ld + r0,
                                     last - first, ld);
           if (!s.empty) tile.add_scaled_columns(s.tile, s.row_factor + r0);
           tile.store_to(s.block + f % NR<T> * ld + r0, ld);

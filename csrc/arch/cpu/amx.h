@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of bfloat16 pairs by AMX: eight tile registers of up to 16 rows of 64 bytes, one instruction for 16 x 16
+// sums of 32 products each.
+//
+//   sums (rows x 16)  +=  left (rows x 16 pairs)  right (16 pairs x 16)
+//
+// The right operand is a panel of pairs as it lies (tile/cpu_panels.h). The left one needs a row's pairs next to each
+// other: an operand that lies so is loaded from there, any other is transposed on its way, 16 pairs of 8 rows at a
+// time. Sums leave the tiles through memory, once for each product.
+//
+// What binds: 8 rows by 32 columns take 20 cache lines of loads' cycles, and 16 to 32 cycles of the products' unit, for
+// 8192 multiply-adds; vdpbf16ps takes 256 cycles.
+#pragma once
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+
+namespace xlstm::XLSTM_ISA {
+
+constexpr int kTileRows = 8, kTilePairs = 16, kTileColumns = 16;
+
+// The tile registers' shapes: sums 0 and 1, the left operand 2, the right operands 3 and 4.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64};
+  uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTilePairs, kTilePairs};
+};
+static_assert(sizeof(TileShapes) == 64);
+
+// GCC's loads of tiles do not say that they read memory: what was stored before must be there when they run.
+inline void finish_stores(const void* p, const void* q) { asm volatile("" ::"r"(p), "r"(q) : "memory"); }
+
+// Gives this thread's tile registers their shapes for as long as it lives. Other libraries' shapes are not kept.
+struct TileSession {
+  TileSession() {
+    const TileShapes shapes;
+    finish_stores(&shapes, nullptr);
+    _tile_loadconfig(&shapes);
+  }
+  ~TileSession() { _tile_release(); }
+  TileSession(const TileSession&) = delete;
+};
+
+// Writes 8 rows of 16 pairs, `ld` apart, that lie as 16 rows of 8 pairs, `step` apart: by 4 x 4 blocks within the 16
+// bytes of a lane.
+inline void transpose_left(const float* a, int64_t step, float* to, int64_t ld) {
+  __m512 rows[8];  // rows[r]: step r of each of four groups of four steps, of 4 rows; then of the upper 4
+  const auto part = [&](int64_t k) { return _mm_loadu_ps(a + k * step); };
+  for (int half = 0; half < 2; ++half, a += 4)
+    for (int r = 0; r < 4; ++r) {
+      __m512 x = _mm512_castps128_ps512(part(r));
+      x = _mm512_insertf32x4(x, part(4 + r), 1);
+      x = _mm512_insertf32x4(x, part(8 + r), 2);
+      rows[half * 4 + r] = _mm512_insertf32x4(x, part(12 + r), 3);
+    }
+  for (int half = 0; half < 2; ++half, to += 4 * ld) {
+    const __m512* x = rows + half * 4;
+    const __m512 low01 = _mm512_unpacklo_ps(x[0], x[1]), high01 = _mm512_unpackhi_ps(x[0], x[1]);
+    const __m512 low23 = _mm512_unpacklo_ps(x[2], x[3]), high23 = _mm512_unpackhi_ps(x[2], x[3]);
+    _mm512_storeu_ps(to, _mm512_shuffle_ps(low01, low23, 0x44));
+    _mm512_storeu_ps(to + ld, _mm512_shuffle_ps(low01, low23, 0xee));
+    _mm512_storeu_ps(to + 2 * ld, _mm512_shuffle_ps(high01, high23, 0x44));
+    _mm512_storeu_ps(to + 3 * ld, _mm512_shuffle_ps(high01, high23, 0xee));
+  }
+}
+
+// The rest of an operand's steps: `pairs` of them, then zeros to 16.
+inline void copy_left(const float* a, int64_t step, int64_t row, int64_t pairs, float* to, int64_t ld) {
+  for (int r = 0; r < kTileRows; ++r)
+    for (int64_t k = 0; k < kTilePairs; ++k) to[r * ld + k] = k < pairs ? a[k * step + r * row] : 0.f;
+}
+inline void copy_right(const float* b, int64_t step, int64_t pairs, float* to) {
+  for (int64_t k = 0; k < kTilePairs; ++k)
+    _mm512_store_ps(to + k * kTileColumns, k < pairs ? _mm512_loadu_ps(b + k * step) : _mm512_setzero_ps());
+}
+
+// sums (8, V x 16) = left right: row r of step k of the left operand at a[k * a_step + r * a_row], one of both steps 1;
+// step k of the right one at b[k * b_step]. 8 rows are read, whatever the sums of some are used for. Out of line: the
+// sums go through memory anyway.
+template <int V>
+__attribute__((noinline)) inline void multiply_tiles(const float* a, int64_t a_step, int64_t a_row, const float* b,
+                                                     int64_t b_step, int64_t steps, float* sums) {
+  static_assert(V == 1 || V == 2);
+  alignas(64) float left[kTileRows * kTilePairs], right[V][kTilePairs * kTileColumns];
+  _tile_zero(0);
+  if constexpr (V == 2) _tile_zero(1);
+  for (int64_t k = 0; k < steps; k += kTilePairs, a += kTilePairs * a_step, b += kTilePairs * b_step) {
+    const int64_t pairs = steps - k < kTilePairs ? steps - k : kTilePairs;
+    const bool is_rest = pairs < kTilePairs;
+    if (is_rest)
+      copy_left(a, a_step, a_row, pairs, left, kTilePairs);
+    else if (a_step != 1)
+      transpose_left(a, a_step, left, kTilePairs);
+    for (int v = 0; v < V && is_rest; ++v) copy_right(b + v * kTileColumns, b_step, pairs, right[v]);
+    const bool is_copied = is_rest || a_step != 1;
+    finish_stores(left, right);
+    _tile_loadd(2, is_copied ? left : a, is_copied ? 64 : a_row * 4);
+    const float* columns = is_rest ? right[0] : b;
+    const int64_t step = is_rest ? kTileColumns : b_step, next = is_rest ? kTilePairs * kTileColumns : kTileColumns;
+    _tile_loadd(3, columns, step * 4);
+    _tile_dpbf16ps(0, 2, 3);
+    if constexpr (V == 2) {
+      _tile_loadd(4, columns + next, step * 4);
+      _tile_dpbf16ps(1, 2, 4);
+    }
+  }
+  _tile_stored(0, sums, V * 64);
+  if constexpr (V == 2) _tile_stored(1, sums + kTileColumns, V * 64);
+}
+
+}  // namespace xlstm::XLSTM_ISA
+#endif
