@@ -79,25 +79,29 @@ inline LeftOperand<T> left_operand(const T* a, int64_t step, [[maybe_unused]] in
   return {a, step, 1};
 }
 
-// Token panels as a left operand, whose rows are the tokens.
-template <class T>
+// Token panels as a left operand, whose rows are the tokens. Constants where they are no copy, for the products' loops.
+template <class Op>
 struct LeftPanels {
+  using T = typename Op::Scalar;
   const T* data;
-  int64_t panel, step, row;
+  int64_t panel;  // from one panel to the next
 
-  LeftOperand<T> at(int64_t token) const { return {data + token / NR<T> * panel + token % NR<T> * row, step, row}; }
+  LeftOperand<T> at(int64_t token) const {
+    const int64_t row = Op::kTiles ? panel / NR<T> : 1;
+    return {data + token / NR<T> * panel + token % NR<T> * row, Op::kTiles ? 1 : NR<T>, row};
+  }
 };
 template <class Op>
 constexpr int64_t left_panels_size(int64_t tokens, int64_t steps) {
   return left_copy_size<Op>(padded<typename Op::Scalar>(tokens), steps);
 }
 template <class Op, class T>
-inline LeftPanels<T> left_panels(const T* a, int64_t tokens, int64_t steps, T* copy) {
-  if (!Op::kTiles) return {a, NR<T> * steps, NR<T>, 1};
+inline LeftPanels<Op> left_panels(const T* a, int64_t tokens, int64_t steps, T* copy) {
+  if (!Op::kTiles) return {a, NR<T> * steps};
   const int64_t panel = NR<T> * steps_of_copy(steps);
   for (int64_t t = 0; t < tokens; t += NR<T>)
     left_operand<Op>(a + t * steps, NR<T>, tokens - t < NR<T> ? tokens - t : NR<T>, steps, copy + t / NR<T> * panel);
-  return {copy, panel, 1, steps_of_copy(steps)};
+  return {copy, panel};
 }
 
 // A tile of accumulators. Its methods are fully unrolled, so that the accumulators are registers and not an array.

@@ -177,46 +177,63 @@ def test_backward(
 # ---- decoding of MLA
 
 
-def plain_mla(q: Tensor, kv: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """q (H, 576), the latents of one sequence (keys, 576) -> out (H, 512), lse (H)."""
+FP8 = torch.float8_e4m3fnuz
+
+
+def plain_mla(q: Tensor, kv: Tensor, scale: float, weights: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """q (H, 576), the latents of one sequence (keys, 576) -> out (H, 512), lse (H). weights: the dtype that
+    e^(score - the largest) is rounded to before the product with values."""
     scores = scale * (q @ kv.T)
-    return scores.softmax(-1) @ kv[:, :512], scores.logsumexp(-1)
+    lse = scores.logsumexp(-1)
+    if weights is None:
+        return scores.softmax(-1) @ kv[:, :512], lse
+    largest = scores.amax(-1, keepdim=True)
+    rounded = (scores - largest).exp().to(weights).to(q.dtype)
+    return rounded @ kv[:, :512] * (largest - lse[:, None]).exp(), lse
 
 
 MLA = [
-    (heads, lengths, splits) for heads in (16, 128) for lengths, splits in (((64,), 1), ((200,), 1), ((1000, 777), 3))
+    (heads, dtype, lengths, splits)
+    for heads, dtype in ((16, BF16), (128, BF16), (128, FP8))
+    for lengths, splits in (((64,), 1), ((200,), 1), ((1000, 777), 3))
 ]
+MLA_COMPLAINTS = {(16, BF16): {"lds-wait"}, (128, BF16): {"wait"}, (128, FP8): {"wait", "lds-wait"}}
 
 
 @pytest.mark.parametrize(
-    "heads, lengths, splits",
+    "heads, dtype, lengths, splits",
     marked(
         MLA,
-        lambda row: {"heads": row[0], "lengths": row[1]},
-        lambda row: f"{row[0]}-{'-'.join(map(str, row[1]))}-{row[2]}",
+        lambda row: {"kernel": row[:2], "lengths": row[2]},
+        lambda row: f"{row[0]}-{str(row[1])[6:]}-{'-'.join(map(str, row[2]))}-{row[3]}",
         pairs_of=(),
     ),
 )
-def test_mla(device: ModuleType, aiter: ModuleType, heads: int, lengths: tuple[int, ...], splits: int) -> None:
+def test_mla(
+    device: ModuleType, aiter: ModuleType, heads: int, dtype: torch.dtype, lengths: tuple[int, ...], splits: int
+) -> None:
     scale, total = 192**-0.5, sum(lengths)
-    q, kv = random(len(lengths), heads, 576, seed=11), random(total + 5, 1, 1, 576, seed=12)
+    q = random(len(lengths), heads, 576, seed=11).to(dtype)
+    kv = random(total + 5, 1, 1, 576, seed=12).to(dtype)
     pages = torch.randperm(total + 5, generator=torch.Generator().manual_seed(13))[:total].int()
     call = lambda: aiter.mla_decode(q, kv, pages, lengths, splits, scale)  # noqa: E731
     (parts, lse), complained = complaints(device, aiter.BY_HAND, call)
     latents = kv[pages.long(), 0, 0].split(lengths)
-    exact, plain, wide = (
-        [plain_mla(q[n].to(dtype), x.to(dtype), scale) for n, x in enumerate(latents)]
-        for dtype in (torch.float64, BF16, torch.float32)
-    )
+
+    def plain(wide: torch.dtype, weights: torch.dtype | None = None) -> list[tuple[Tensor, Tensor]]:
+        return [plain_mla(q[n].to(wide), x.to(wide), scale, weights) for n, x in enumerate(latents)]
+
+    exact, wide = plain(torch.float64), plain(torch.float32)
+    same = plain(BF16) if dtype == BF16 else plain(torch.float32, FP8)
     got = {"out": parts[:, 0]}
     if lse is not None:
         got = {"out": (lse.double().softmax(1)[..., None] * parts).sum(1), "lse": lse.double().logsumexp(1)}
     check(
         got,
-        {"out": torch.stack([x[0] for x in plain]), "lse": torch.stack([x[1] for x in wide])},
+        {"out": torch.stack([x[0] for x in same]), "lse": torch.stack([x[1] for x in wide])},
         {"out": torch.stack([x[0] for x in exact]), "lse": torch.stack([x[1] for x in exact])},
     )
-    assert complained == {"wait" if heads == 128 else "lds-wait"}
+    assert complained == MLA_COMPLAINTS[heads, dtype]
 
 
 # ---- others

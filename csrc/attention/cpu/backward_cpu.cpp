@@ -53,10 +53,10 @@ typename Op::Scalar epilogue_scale(const xlstm_attention& in) {
 template <class Op>
 struct BackwardScratch {
   using T = typename Op::Scalar;
-  T *k, *v, *k_columns;        // all keys and values of the sequence
-  T *k_copy, *v_copy;          // (LeftOperand)
-  LeftPanels<T> keys, values;  // k and v as left operands
-  RowRules<T> rules;           // the arrays from this one on belong to a group of rows
+  T *k, *v, *k_columns;         // all keys and values of the sequence
+  T *k_copy, *v_copy;           // (LeftOperand)
+  LeftPanels<Op> keys, values;  // k and v as left operands
+  RowRules<T> rules;            // the arrays from this one on belong to a group of rows
   T *q, *dout, *q_columns, *dout_columns;
   T *lse, *d;
   T* dq;                                      // per panel: column panels (NR, NR)

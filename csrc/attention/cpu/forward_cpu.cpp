@@ -31,7 +31,7 @@ struct ForwardScratch {
   using T = typename Op::Scalar;
   RowRules<T> rules;
   T *q, *k, *v;         // token panels of the block, token panels and column panels of a tile
-  LeftPanels<T> keys;   // k as a left operand
+  LeftPanels<Op> keys;  // k as a left operand
   T *scores, *weights;  // (keys, NR); weights are elements along the keys
   T *k_copy, *weights_copy;
   T* keep;       // (keys, NR), with dropout

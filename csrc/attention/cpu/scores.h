@@ -42,8 +42,8 @@ inline Vec<typename Op::Scalar> weight_of(Vec<typename Op::Scalar> difference) {
 // Computes s (n, NR): keys [first, first + n) times the rows of a token panel, times scale; first and n
 // are multiples of kRows. row_max gets the largest score of every row.
 template <class Op, int V, class T>
-inline void raw_scores(const LeftPanels<T>& keys, int64_t first, const T* rows, int64_t width, int64_t n, T scale, T* s,
-                       Vec<T>* row_max) {
+inline void raw_scores(const LeftPanels<Op>& keys, int64_t first, const T* rows, int64_t width, int64_t n, T scale,
+                       T* s, Vec<T>* row_max) {
   Vec<T> running_max[V];
   for (int v = 0; v < V; ++v) running_max[v] = lowest<T>();
   for (int64_t j = 0; j < n; j += kRows) {

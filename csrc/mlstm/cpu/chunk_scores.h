@@ -52,14 +52,16 @@ struct ChunkScores {
       pack_transposed<Op>(in.flows.with, t0, n, s.with, s.buffer);
       pack_transposed<Op>(in.y, t0, n, s.y_transposed, s.buffer);
     }
-    const LeftPanels<T> x{s.x, NR<T> * width, NR<T>, 1}, y{s.y_transposed, NR<T> * twin_width, NR<T>, 1};
+    const auto tokens = [](const T* panels, int64_t steps, int64_t t) {
+      return LeftOperand<T>{panels + t / NR<T> * steps * NR<T> + t % NR<T>, NR<T>, 1};
+    };
     for (int64_t r0 = 0; r0 < n; r0 += NR<T>) {
       const int64_t first = in.reverse ? r0 : 0, last = in.reverse ? n : (r0 + NR<T> < n ? r0 + NR<T> : n);
       for (int64_t c = first; c < last; c += kRows) {
         const int64_t rows = last - c < kRows ? last - c : kRows;
         T* pairs = s.pairs + c * ld + r0;
         with_rows<T, kVectors>(rows, [&](auto& tile) XLSTM_INLINED {
-          tile.template product<Op>(x.at(c), s.a + r0 * width, width);
+          tile.template product<Op>(tokens(s.x, width, c), s.a + r0 * width, width);
           if (in.extra) tile.add_outer(s.column_extra + c, s.row_extra + r0);
           compute_decays(c, rows, r0, s);
           apply_decays(tile, c, r0, s);
@@ -76,7 +78,7 @@ struct ChunkScores {
           for (int e = 0; e < NR<T>; ++e) s.ones[r0 + e] += double(s.tile[j * NR<T> + e]);
         if (in.flows.across)
           with_rows<T, kVectors>(rows, [&](auto& tile) XLSTM_INLINED {
-            tile.template product<Op>(y.at(c), s.with + r0 * twin_width, twin_width);
+            tile.template product<Op>(tokens(s.y_transposed, twin_width, c), s.with + r0 * twin_width, twin_width);
             tile.scale(pairs, ld);
             apply_decays(tile, c, r0, s);
             tile.template store_packed<Op>(s.twin_scores + c / Op::kPack * ld + r0, ld);

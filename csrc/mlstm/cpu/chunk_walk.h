@@ -109,7 +109,7 @@ struct Walk {
 
   // The left operands of all panels' products.
   struct LeftOperands {
-    LeftPanels<T> a;
+    LeftPanels<Op> a;
     LeftOperand<T> scores, scores_error, x_weighted;
   };
   LeftOperands left_operands(int64_t n, bool outputs, bool update, WalkScratch<Op>& s) const {

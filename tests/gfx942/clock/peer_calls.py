@@ -255,28 +255,30 @@ def attention_backward(*shape: int, causal: bool) -> Comparison:
     return Comparison("attention, backward", title, cell.flops, cell.bytes, ours, tuple(peers))
 
 
-def mla(batch: int, keys: int, heads: int) -> Comparison:
-    """Each sequence has pages of its own."""
+def mla(batch: int, keys: int, heads: int, dtype: torch.dtype = torch.bfloat16) -> Comparison:
+    """Each sequence has pages of its own. dtype: of the cache; AITER's q has it, too."""
+    size = torch.empty(0, dtype=dtype).element_size()
 
     def ours() -> list[KernelTime]:
         from xlstm_hip.attention import flash_mla_with_kvcache
 
         pages = batch * keys // PAGE
-        cache = drawn(pages, PAGE, 1, MLA_DIM).to("cuda")
+        cache = drawn(pages, PAGE, 1, MLA_DIM, dtype=dtype).to("cuda")
         table = torch.arange(pages).int().reshape(batch, -1).to("cuda")
         q, used = drawn(batch, 1, heads, MLA_DIM).to("cuda"), torch.full((batch,), keys).int().to("cuda")
         return of_this_package(lambda: flash_mla_with_kvcache(q, cache, table, used, MLA_VALUES))
 
     def of_aiter(splits: int) -> list[KernelTime]:
-        q, kv = drawn(batch, heads, MLA_DIM), drawn(batch * keys, 1, 1, MLA_DIM)
+        q, kv = drawn(batch, heads, MLA_DIM, dtype=dtype), drawn(batch * keys, 1, 1, MLA_DIM, dtype=dtype)
         pages = torch.arange(batch * keys).int()
         return of_others(lambda: aiter.mla_decode(q, kv, pages, [keys] * batch, splits, MLA_SCALE))
 
     runs = {f"{n} part{'s' * (n > 1)}": functools.partial(of_aiter, n) for n in (1, 4, 8)}
     flops = 2.0 * batch * heads * keys * (MLA_DIM + MLA_VALUES)
-    moved = 2 * batch * (keys * MLA_DIM + heads * (MLA_DIM + MLA_VALUES))
-    title = f"MLA decoding, B{batch} H{heads}, {keys} keys"
-    return Comparison("MLA decoding", title, flops, moved, ours, (Peer("AITER", runs, aiter_code()),))
+    moved = batch * (size * keys * MLA_DIM + 2 * heads * (MLA_DIM + MLA_VALUES))
+    title = f"MLA decoding, B{batch} H{heads}, {keys} keys" + ", cache of 8 bits" * (size == 1)
+    peers = (Peer("AITER", runs, aiter_code()),) if size == 2 or heads == 128 else ()
+    return Comparison("MLA decoding", title, flops, moved, ours, peers)
 
 
 # ---- all of them
@@ -349,7 +351,7 @@ def comparisons() -> list[Comparison]:
         *(mlstm_step(batch, 8, 256, 512) for batch in (1, 8, 64)),
         *(attention_forward(*shape, causal=causal) for shape, causal in FORWARD_SHAPES),
         *(attention_backward(*shape, causal=causal) for shape, causal in BACKWARD_SHAPES),
-        *(mla(64, 8192, heads) for heads in (16, 128)),
+        *(mla(64, 8192, heads, dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fnuz) for heads in (16, 128)),
     ]
 
 

@@ -151,20 +151,26 @@ def mla_decode(
     q: Tensor, kv: Tensor, pages: Tensor, lengths: Sequence[int], splits: int, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     """q (B, H, 576) with 16 or 128 heads, kv (pages, 1, 1, 576) one token a page, the pages of each sequence one behind
-    the other -> parts (B, splits, H, 512), and their lse (B, splits, H). With 128 heads and one split the part is the
-    output in bfloat16, and there is no lse."""
+    the other -> parts (B, splits, H, 512), and their lse (B, splits, H). Both in bfloat16, or both in float8_e4m3fnuz.
+    With 128 heads and one split the part is the output in bfloat16, and there is no lse."""
     batch, heads, dim = q.shape
+    has_bytes = q.dtype == torch.float8_e4m3fnuz
     whole = heads == 128 and splits == 1
-    parts = torch.full((batch, splits, heads, 512), torch.nan, dtype=q.dtype if whole else torch.float32)
+    parts = torch.full((batch, splits, heads, 512), torch.nan, dtype=torch.bfloat16 if whole else torch.float32)
     lse = torch.full((batch, splits, heads), torch.nan)
     ends = np.cumsum([0, *lengths])
-    key_starts, last, q_starts = (
-        torch.tensor(x, dtype=torch.int32) for x in (ends, np.ones(batch), np.arange(batch + 1))
+    key_starts, last, q_starts, split_starts = (
+        torch.tensor(x, dtype=torch.int32)
+        for x in (ends, np.ones(batch), np.arange(batch + 1), np.arange(batch + 1) * splits)
     )
+    row = dim * q.element_size()
     values = [
-        parts, lse, q, kv, key_starts, pages, last, scale, heads, splits, heads * dim * 2, dim * 2, 0, q_starts,
+        parts, lse, q, kv, key_starts, pages, last, scale, heads, splits, heads * row, row, 0, q_starts,
     ]  # fmt: skip
     name = f"mla_dec_stage1_bf16_a16w16_subQ{heads}_mqa{heads}"
+    if has_bytes:
+        values += [split_starts, None, torch.ones(1), torch.ones(1)]
+        name = "mla_a8w8_" + {16: "qh16_qseqlen1_gqaratio16", 128: "qh128_m32x4_n16x2_msk1"}[heads]
     _launch(f"mla/{name}.co", _mangled(name), (1, batch, splits), 256, values, _slots(values))
     return parts, None if whole else lse
 

@@ -15,7 +15,9 @@ DRAWN = 1 << 20  # numbers that are drawn; larger tensors repeat them
 
 def array(x: Tensor) -> np.ndarray:
     """The tensor's memory; NumPy has no bfloat16."""
-    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+    if x.dtype == torch.bfloat16:
+        x = x.view(torch.int16)
+    return (x.view(torch.uint8) if x.dtype.is_floating_point and x.element_size() == 1 else x).numpy()
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
