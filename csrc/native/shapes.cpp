@@ -101,6 +101,7 @@ void add_shapes(py::module_& m) {
   m.def("decode_shape", decode_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,
         "A block of the decode kernel: rows, keys of a tile, blocks of a multiprocessor, LDS; None where the family "
         "has no such kernel.");
+  m.attr("MLA_CDNA_ROWS") = gpu::attention::kMlaCdnaRows;
   m.def("mla_shape", mla_shape, "family"_a, "rows"_a, "features"_a, "ahead"_a,
         "A block of the MLA kernel: rows, keys of a tile, values, blocks of a multiprocessor, LDS; None where the "
         "family has no such kernel.");

@@ -50,6 +50,7 @@ OF_CDNA = {
     "gemm_packed_kernel",
     "heads_step",
     "megakernel_cdna",
+    "mla_cdna_kernel",
     "one_pass_kernel",
     "pack_kernel",
     "parallel_gate_gradients",
@@ -83,7 +84,7 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         f"{CDNA}|gfx1100",
-        r"mla_kernel<.*",
+        r"mla_(cdna_)?kernel<.*",
         "16 rows share the fixed cost of a tile: the copy through registers into LDS, the transposition of values, "
         "the sum of partial scores. On gfx1100 the halves of a wave also exchange probabilities.",
     ),

@@ -173,6 +173,10 @@ def mla_kernel(kernel: Kernel, _element: str, rows: str, features: str, ahead: s
     return Shape(shape["lds_bytes"], shape["blocks"], macs)
 
 
+def mla_cdna_kernel(kernel: Kernel, element: str, features: str) -> Shape | None:
+    return mla_kernel(kernel, element, str(_native.MLA_CDNA_ROWS), features, "false")
+
+
 def backward_at(kernel: Kernel, element: str, dqk: str, dv: str, of_keys: bool) -> Shape:
     both, sums = int(dqk) + int(dv), int(dqk) + (int(dv) if of_keys else 0)
     shape = _native.attention_gradients_shape(kernel.family, ELEMENT_BYTES[element], int(dqk), int(dv), of_keys)
@@ -247,6 +251,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         probabilities_kernel,
         decode_kernel,
         mla_kernel,
+        mla_cdna_kernel,
         dkdv_kernel,
         dq_kernel,
         one_pass_kernel,

@@ -50,6 +50,7 @@ PRODUCTS = [
     ("probabilities_kernel<bf16, 128, 128>", [64]),
     ("decode_kernel<bf16, 128, 128, false>", [32]),
     ("mla_kernel<bf16, 64, 576, false>", [136]),
+    ("mla_cdna_kernel<bf16, 576>", [136]),
     ("dkdv_kernel<bf16, 128, 128, false>", [128]),
     ("dq_kernel<bf16, 128, 128, false>", [96]),
     ("gemm_packed_kernel<Bfloat16Weights, 16, 32>", [16]),

@@ -51,7 +51,8 @@ void test_mla() {
     for (int features : kMlaFeatures)
       for (int64_t heads : {8, 16, 32, 128}) {
         const MlaPlan p = plan_mla(call(1, heads, 1, 1, 1 << 17, features, 512, 2), 0, chip);
-        CHECK(p.rows == (heads > 16 && !is_rdna(chip.family) ? 64 : 16), "%s: %d rows", name, p.rows);
+        const int rows_of_many = chip.family == Family::cdna && heads > 64 ? kMlaCdnaRows : 64;
+        CHECK(p.rows == (heads > 16 && !is_rdna(chip.family) ? rows_of_many : 16), "%s: %d rows", name, p.rows);
         CHECK(p.shape.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.shape.lds_bytes);
         const bool fits = mla_shape(chip.family, p.rows, features, true).lds_bytes <= chip.lds_bytes;
         CHECK(p.hopper == (chip.hopper && p.rows == 64), "%s: Hopper's own kernel or not", name);
@@ -75,6 +76,8 @@ void test_mla() {
   CHECK(common.ahead && !common.hopper && common.grid == 128, "H200, common schedule: tiles overlap");
   const MlaPlan few_rows = plan_mla(call(64, 16, 1, 1, 8192, 576, 512, 2), 0, known_chip("MI300X"));
   CHECK(few_rows.splits == 4, "MI300X, 16 rows: %d parts, and not one round of blocks", int(few_rows.splits));
+  const MlaPlan many_rows = plan_mla(benchmark, 0, known_chip("MI300X"));
+  CHECK(many_rows.rows == kMlaCdnaRows && many_rows.splits == 4, "MI300X, 128 rows: %d parts", int(many_rows.splits));
   bool refused = false;
   try {
     plan_mla(call(1, 128, 1, 1, 500, 576, 512, 2), 0, {Family::nvidia, 46, 48 << 10, false});

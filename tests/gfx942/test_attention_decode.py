@@ -24,8 +24,9 @@ def _counted(device: ModuleType) -> None:
 
 def axes(row: dict[str, Any]) -> dict[str, Any]:
     """A row's own arguments, and what of them chooses the kernel."""
-    if "features" in row:  # MLA: a kernel for up to 16 rows, and one for more
-        return row | {"kernel": (row["dtype"], row.get("stored"), row["features"], row["heads"] * row["queries"] <= 16)}
+    if "features" in row:  # MLA: kernels for up to 16 rows, for up to 64, and for more
+        rows = row["heads"] * row["queries"]
+        return row | {"kernel": (row["dtype"], row.get("stored"), row["features"], (rows > 16) + (rows > 64))}
     modified = any(row.get(name) for name in ("softcap", "alibi"))
     return row | {"kernel": (row["dtype"], row.get("stored"), row["dims"], modified, row["queries"] > 5)}
 

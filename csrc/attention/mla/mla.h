@@ -3,8 +3,9 @@
 // orientation are those of forward.h.
 //
 // Who owns what: a block has 16 or 64 rows (query heads, or queries times query heads) of one key head and a part of
-// the keys. A tile of 32 keys (16 on RDNA) is in LDS once, in the layout of memory, and serves both products: keys are
-// read along the features, values across them and transposed in registers (arch/operands.h).
+// the keys; CDNA has another kernel for more (mla_cdna.h). A tile of 32 keys (16 on RDNA) is in LDS once, in the layout
+// of memory, and serves both products: keys are read along the features, values across them and transposed in registers
+// (arch/operands.h).
 //   scores   a wave has 16 rows, with Q in registers, and all or a part of the features; LDS adds the partial scores
 //   softmax  by the waves that have the scores; with 64 rows they send the weights, as operands, to the other waves
 //            through LDS
@@ -31,8 +32,8 @@
 // LDS: 36 KB for a tile of 576 features, 4 KB of weights and 16 KB of partial scores, or 8 KB of these. Registers on
 // CDNA, 64 rows: out 64, Q 36, the next tile 20, scores 8, two operands of keys 16, values 32 and as many transposed.
 //
-// Floor, 128 heads: 2 (576 + 512) flops for each head and 1152 bytes for each key, where the two blocks of a sequence
-// share a tile through L2. The matrix units bind, and LDS takes as long in the scores' product, for which each wave
+// Floor, 64 rows: 2 (576 + 512) flops for each row and 1152 bytes for each key, where the blocks of a sequence share a
+// tile through L2. The matrix units bind, and LDS takes as long in the scores' product, for which each wave
 // reads all of the tile (or its part of the features) for its 16 rows. On an SM with 64 rows, 32 keys are 1088 mma and
 // 264 KB of LDS: 2100 cycles of LDS, 1740 of the tensor cores at the rate that mma.sync reaches.
 #pragma once

@@ -21,8 +21,8 @@ struct MlaPlan {
   int64_t grid;
 };
 
-// splits: 0 lets the plan choose. With more than 16 rows, 64 rows share a tile; tiles overlap where LDS is large
-// enough; Hopper has a special kernel for 64 rows.
+// splits: 0 lets the plan choose. With more than 16 rows, 64 rows share a tile, with more than 64 on CDNA 128; tiles
+// overlap where LDS is large enough; Hopper has a special kernel for 64 rows.
 inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& chip) {
   MlaPlan plan{};
   const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
@@ -48,8 +48,9 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
     plan.shape = hopper_shape;
   }
   plan.blocks = std::max<int64_t>(1, ceil_div(rows, plan.rows));
-  // With 16 rows memory binds, which four fifths of CDNA's compute units keep busy.
-  const double enough = chip.family == Family::cdna && plan.rows == 16 ? 0.8 : 1;
+  // With 16 rows memory binds, which four fifths of CDNA's compute units keep busy. With 128 rows a block's out is 256
+  // KB, so that more parts than one round of blocks take longer to store and combine than they save.
+  const double enough = chip.family == Family::cdna && plan.rows != 64 ? 0.8 : 1;
   const int64_t blocks = std::max<int64_t>(1, heads * plan.blocks);
   plan.splits = splits ? splits : parts_that_fill(blocks, chip.compute_units, call.keys, 256, enough);
   plan.grid = heads * plan.blocks * plan.splits;

@@ -11,9 +11,11 @@ namespace xlstm::gpu::attention {
 
 constexpr int kMlaValues = 512;             // features of the value: the first ones of the key
 constexpr int kMlaFeatures[] = {512, 576};  // of the key
-constexpr int kMlaRows[] = {16, 64};        // of a block
+constexpr int kMlaCdnaRows = 128;           // of a block of CDNA's own kernel (mla_cdna.h)
+constexpr int kMlaRows[] = {16, 64, kMlaCdnaRows};
 // ahead: scores, weights and out of three tiles overlap (mla.h).
 constexpr bool has_mla(Family f, int rows, bool ahead) {
+  if (rows == kMlaCdnaRows) return f == Family::cdna && !ahead;
   return ahead ? f == Family::nvidia && rows == 64 : !is_rdna(f) || rows == 16;
 }
 
@@ -22,20 +24,23 @@ struct MlaShape {
   int keys, buffers;             // keys of a tile, and buffers for tiles
   int tiles_ahead;               // tiles that load while one is multiplied; AMD: into as many sets of registers
   int stages;                    // stages of scores and weights
+  int lds_units;                 // units of Q's features that are in LDS, for want of registers
   int threads;
-  int tile_bytes, partial_bytes, weight_bytes, lds_bytes;
+  int tile_bytes, partial_bytes, weight_bytes, query_bytes, lds_bytes;
 };
 
 constexpr MlaShape mla_shape(Family f, int rows, int features, bool ahead) {
   MlaShape s{};
   s.row_strips = rows / kStripColumns;
-  s.waves = rows == 64 ? 8 : 4;
+  s.waves = rows == 16 ? 4 : 8;
   s.parts = s.waves / s.row_strips;
   s.keys = is_rdna(f) ? 16 : 32;
   s.buffers = ahead ? 4 : f == Family::nvidia ? 2 : 1;
   // With 16 rows a tile's products are shorter than HBM's latency.
   s.tiles_ahead = f == Family::cdna && rows == 16 ? 2 : 1;
   s.stages = ahead ? 2 : 1;
+  const int units = features / unit_features(f, 2);
+  s.lds_units = rows == kMlaCdnaRows && units > 16 ? units - 16 : 0;
   s.threads = s.waves * wave_size(f);
   s.tile_bytes = s.keys * features * 2;
   const int strip = s.keys * kStripColumns;  // scores of 16 rows against a tile
@@ -44,9 +49,10 @@ constexpr MlaShape mla_shape(Family f, int rows, int features, bool ahead) {
                                     : 0;  // ahead: part 0 keeps its partial scores
   s.partial_bytes = writers * strip * 4;
   s.weight_bytes = s.row_strips > 1 ? s.row_strips * strip * 2 : 0;
+  s.query_bytes = s.lds_units * unit_features(f, 2) * rows * 2;
   const int factors = (rows + s.row_strips) * 4;  // and flags: which strips' maxima have grown
-  s.lds_bytes = s.buffers * s.tile_bytes + s.stages * (s.partial_bytes + s.weight_bytes + factors) +
-                2 * rows * 4;  // maxima, sums
+  s.lds_bytes = s.buffers * s.tile_bytes + s.stages * (s.partial_bytes + s.weight_bytes + factors) + 2 * rows * 4 +
+                s.query_bytes;  // maxima, sums
   return s;
 }
 

@@ -109,9 +109,9 @@ struct MlaTiles {
 
   // ---- loads of Q and of tiles
 
-  XLSTM_DEVICE void load_q() {
+  using QueryVecs = Vec16[kWaveUnits][kChainVec16s<E>];
+  XLSTM_DEVICE void load_query_vecs(QueryVecs& vecs) const {
     const uint32_t last = uint32_t(at.queries) * group - 1;
-    Vec16 vecs[kWaveUnits][kChainVec16s<E>];
 #pragma unroll
     for (int i = 0; i < kWaveUnits; ++i) {
       const int unit = part + i * kParts;
@@ -123,14 +123,19 @@ struct MlaTiles {
         vecs[i][c] = read_vec16(from + (unit < kUnits ? unit : 0) * kUnit<E> + of.feature);
       }
     }
+    // Q arrives here. Otherwise the compiler waits for it in the walk, and there for the loads of the next tile too.
 #pragma unroll
-    for (int i = 0; i < kWaveUnits; ++i) {
-      // Q arrives here. Otherwise the compiler waits for it in the walk, and there for the loads of the next tile too.
+    for (int i = 0; i < kWaveUnits; ++i)
 #pragma unroll
       for (Vec16& vec : vecs[i]) arrive_at(vec);
+  }
+  XLSTM_DEVICE void load_q() {
+    QueryVecs vecs;
+    load_query_vecs(vecs);
+#pragma unroll
+    for (int i = 0; i < kWaveUnits; ++i)
 #pragma unroll
       for (int step = 0; step < kUnitSteps<E>; ++step) q[i][step] = chain_of_vec16s<E>(vecs[i], step);
-    }
   }
 
   // A byte of a tile's row, in the key's row in memory.
@@ -268,13 +273,14 @@ struct MlaTiles {
 
   // Online softmax: turns scores into weights. Returns whether a maximum has grown so much that sums must be rescaled,
   // and the factor.
-  XLSTM_DEVICE bool online_softmax(Scores& s, int first, bool is_fully_visible, Columns& rescale) {
+  XLSTM_DEVICE bool online_softmax(Scores& s, int first, bool is_fully_visible, Columns& rescale,
+                                   int lane = lane_id()) {
     // Whether a maximum grew is a vote of the lanes, each with its own scores: lanes exchange maxima only then.
     Columns lane_max = Columns::all(-__builtin_inff());
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) {
       s[ks].scale(scale);
-      if (!is_fully_visible) row_info.mask(s[ks], 0, first + ks * kStep<E>);
+      if (!is_fully_visible) row_info.mask(s[ks], 0, first + ks * kStep<E>, lane);
       lane_max.take_in(s[ks], [](float x, float y) { return fmaxf(x, y); });
     }
     const bool rescales = needs_rescale(row_max, lane_max);

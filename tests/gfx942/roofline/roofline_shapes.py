@@ -197,7 +197,7 @@ SHAPES = (
         "MLA decoding, B64, 128 heads, 8192 keys in pages of 64, 576/512, bf16",
         lambda: mla(64, 8192, 128),
         every=5,
-        aim=Aim(r"mla_kernel<.*", 0.6),
+        aim=Aim(r"mla_cdna_kernel<.*", 0.6),
         words=SHARED_PAGES,
     ),
     Shape("a model's step, B1, widths of xLSTM-7B, bf16", lambda: model_step(1, 0), words=SMALL_HEAD),

@@ -42,7 +42,14 @@ PARTS: dict[str, str | frozenset[str]] = {
         )
     ),
     "test_attention_decode.py": frozenset(
-        ("decode_kernel", "mla_kernel", "append_kernel", "combine_kernel", "combine_forward_kernel")
+        (
+            "decode_kernel",
+            "mla_kernel",
+            "mla_cdna_kernel",
+            "append_kernel",
+            "combine_kernel",
+            "combine_forward_kernel",
+        )
     ),
 }
 

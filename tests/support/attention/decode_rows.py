@@ -341,7 +341,7 @@ def gpu_mla_rows() -> list[dict[str, Any]]:
     each = {"page": 0, "causal": True, "schedule": "none", "sink": True}
     for dtype in GPU_DTYPES[:2]:
         for features in (512, 576):
-            for heads, queries in ((8, 1), (32, 3)):
+            for heads, queries in ((8, 1), (32, 1), (32, 3), (20, 7)):
                 row = {"dtype": dtype, "features": features, "heads": heads, "queries": queries}
                 rows.append(each | row)
     return rows
@@ -364,13 +364,13 @@ def gpu_float8_rows() -> list[dict[str, Any]]:
 
 
 def gpu_float8_mla_rows() -> list[dict[str, Any]]:
-    """The table's rows, and every kernel: of few and of many rows, of both numbers of features."""
+    """The table's rows, and every kernel: of 16, 64 and 128 rows, of both numbers of features."""
     rows = [row for row in FLOAT8_MLA_ROWS if row["dtype"] in GPU_DTYPES[:2]]
     each = {"page": 0, "causal": True, "schedule": "none", "sink": True, "descale": "each"}
     for dtype in GPU_DTYPES[:2]:
         for stored in FLOAT8:
             for features in (512, 576):
-                for heads, queries in ((8, 1), (32, 3)):
+                for heads, queries in ((8, 1), (32, 1), (32, 3), (20, 7)):
                     row = {"dtype": dtype, "features": features, "heads": heads, "queries": queries}
                     rows.append(each | row | {"stored": stored})
     return rows

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// MLA decode on CDNA for more than 64 rows: attention as in mla.h, with 128 rows of a key head and a part of the keys
+// in a block.
+//
+// Who owns what: eight waves, two a SIMD. A wave has 16 rows with all their features in the scores' product, so that
+// its softmax needs no other wave, and 64 of the 512 features of out for all 128 rows. A tile of 32 keys is in LDS
+// once, and serves both products. Q lies in registers but for two units of 576 features, which LDS has room for.
+//
+//   scores   of the wave's rows; the next tile's page is looked up and its vectors load, a few products apart
+//   softmax  the wave's values of this tile are read, and transposed in registers; its weights go to LDS
+//   -------- __syncthreads(): weights are visible, and no wave reads the tile any more
+//   out      from registers and the weights in LDS; the next tile is stored into LDS, a vector behind each row strip
+//   -------- __syncthreads(): the next tile is visible, and no wave reads the weights any more
+//
+// Of the waves of a SIMD the one that is served first has its softmax while the other one multiplies.
+//
+// LDS, 576 features: a tile of 36 KB, 8 KB of weights, 16 KB of Q, 1.5 KB of maxima, sums and factors. Registers: out
+// 128, Q 64, the next tile 18; 16 of the values during out, or 24 of keys and Q during the scores. Nothing else may
+// stay in a register from tile to tile: addresses are computed anew from the thread's number.
+//
+// Floor, 128 heads: the matrix units, 2 (576 + 512) flops for each head and key; keys are loaded once.
+#pragma once
+
+#include "attention/mla/mla.h"
+
+namespace xlstm::gpu::attention {
+
+template <class E, class Key, int kFeatures_>
+struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
+  using Base = MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false>;
+  using Base::keys, Base::out, Base::lds, Base::strip;
+  using Base::kKeys, Base::kRowStrips, Base::kLine, Base::kLines, Base::kShape, Base::kUnits;
+  using typename Base::Cursor, typename Base::KeyVec, typename Base::Scores;
+
+  static constexpr int kQueryUnits = kUnits - kShape.lds_units;  // in registers
+  // Eight lanes load a line; two groups of lanes share the lines of a row, and each loads half of the odd one.
+  static constexpr int kGroups = 2, kLaneLines = kLines / kGroups;
+  static constexpr bool kHasHalfLine = kLines % kGroups != 0;
+  static constexpr int kLaneVecs = kLaneLines + kHasHalfLine;
+  struct alignas(sizeof(KeyVec) / 2) HalfVec {
+    uint32_t word[sizeof(KeyVec) / 8];
+  };
+
+  Vec16 queries[kQueryUnits];
+  KeySlots::Slot next;  // of the tile after the one that loads
+  const char* row;      // what the lane loads of the next tile
+  KeyVec staged[kLaneLines];
+  HalfVec staged_half;
+
+  using Base::Base;
+
+  XLSTM_DEVICE static int lane() { return opaque_thread() % kWave; }
+
+  XLSTM_DEVICE Vec16* lds_query(int unit) const {
+    return reinterpret_cast<Vec16*>(lds + kShape.lds_bytes - kShape.query_bytes) +
+           (strip * kShape.lds_units + unit - kQueryUnits) * kWave + lane();
+  }
+  XLSTM_DEVICE void load_q() {
+    typename Base::QueryVecs vecs;
+    Base::load_query_vecs(vecs);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+      if (i < kQueryUnits)
+        queries[i < kQueryUnits ? i : 0] = vecs[i][0];
+      else
+        *lds_query(i) = vecs[i][0];
+  }
+
+  // ---- the next tile: look up, load, store
+
+  // The lane's key of a tile, and its bytes of the key's row.
+  struct LanePosition {
+    int key, group, vec;
+    XLSTM_DEVICE LanePosition() {
+      const int thread = opaque_thread();
+      key = thread / 8 % kKeys, vec = thread % 8;
+      group = uniform(thread / 8 / kKeys);
+    }
+    XLSTM_DEVICE int line_byte() const { return group * kLine + vec * 16; }  // of its first line
+    XLSTM_DEVICE int half_byte() const { return (kLines - 1) * kLine + group * (kLine / 2) + vec * 8; }
+  };
+  XLSTM_DEVICE void look_up(int first) { next = keys.slot(first + LanePosition().key); }
+  // Locates the tile that begins with key `first`, and looks up the one after it: loads arrive in order, so that its
+  // page is known before a load of keys is waited for.
+  XLSTM_DEVICE void locate(int first) {
+    next.entry = int32_t(opaque(uint32_t(next.entry)));
+    row = keys.address(next) + Base::key_byte(LanePosition().line_byte());
+    look_up(first + kKeys);
+    sched_barrier();
+  }
+  // Loads the lane's vector i; the last one is half a vector.
+  XLSTM_DEVICE void fetch(int i) {
+    if (i < kLaneLines) {
+      staged[i < kLaneLines ? i : 0] = load_as<KeyVec>(row, Base::key_byte(i * kGroups * kLine));
+    } else {
+      const LanePosition lane;
+      staged_half = load_as<HalfVec>(row + Base::key_byte(lane.half_byte() - lane.line_byte()), 0);
+    }
+    sched_barrier();
+  }
+  struct StoreOffsets {
+    uint32_t line, half;
+  };
+  XLSTM_DEVICE static StoreOffsets store_offsets() {
+    const LanePosition lane;
+    return {Cursor(lane.key, lane.line_byte()).first, kHasHalfLine ? Cursor(lane.key, lane.half_byte()).first : 0};
+  }
+  XLSTM_DEVICE void store(const StoreOffsets& to, int i) const {
+    if (i < kLaneLines) {
+      char* const line = lds + to.line + i * kGroups * kLine;
+      *reinterpret_cast<Vec16*>(line) = Base::as_elements(staged[i < kLaneLines ? i : 0]);
+    } else if constexpr (kIsFloat8<Key>) {
+      uint32_t words[2];
+      widen_words<E, Key>(staged_half.word, words);
+      *reinterpret_cast<uint64_t*>(lds + to.half) = __builtin_bit_cast(uint64_t, words);
+    } else {
+      *reinterpret_cast<uint64_t*>(lds + to.half) = __builtin_bit_cast(uint64_t, staged_half);
+    }
+  }
+
+  // ---- a tile
+
+  // The scores of the wave's rows. The tile that begins with key `next_first` loads meanwhile.
+  XLSTM_DEVICE void multiply_keys(Scores& s, int next_first) {
+    s[0].zero();
+    const Vec16Position lane_vec = stream_vec16(kFamily, sizeof(E), lane(), 0);
+    constexpr Vec16Position kZero = stream_vec16(kFamily, sizeof(E), 0, 0);
+    const Cursor begin(lane_vec.row, lane_vec.feature * int(sizeof(E)));
+    Vec16 vecs[2][kStreamVec16s<E>];
+    ChainOperand<E> from_lds[2];
+    // Units whose Q is in LDS come first, while the next tile takes no registers.
+    const auto unit = [](int i) { return (i + kQueryUnits) % kUnits; };
+    const auto read = [&](int i) {
+#pragma unroll
+      for (int c = 0; c < kStreamVec16s<E>; ++c) {
+        const Vec16Position of = stream_vec16(kFamily, sizeof(E), 0, c);
+        vecs[i % 2][c] = read_vec16(lds + begin.at(of.row - kZero.row, unit(i) * kUnit<E> * int(sizeof(E))));
+      }
+      if (unit(i) >= kQueryUnits) from_lds[i % 2] = {*lds_query(unit(i))};
+    };
+    read(0);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if (i + 1 < kUnits) read(i + 1);
+      sched_barrier();
+      if (i == 2) locate(next_first);
+      if (i % 2 == 1 && i > 1 && i / 2 <= kLaneVecs) fetch(i / 2 - 1);
+      const ChainOperand<E> chain =
+          unit(i) < kQueryUnits ? ChainOperand<E>{queries[unit(i) < kQueryUnits ? unit(i) : 0]} : from_lds[i % 2];
+      multiply_each<1, false, true>(
+          stream_of<E>(vecs[i % 2], 0), [&](int) -> Strip<E>& { return s[0]; },
+          [&](int) -> const ChainOperand<E>& { return chain; }, [](auto) {});
+    }
+  }
+
+  XLSTM_DEVICE ChainOperand<E>* weights(int row_strip) const {
+    return reinterpret_cast<ChainOperand<E>*>(lds + kShape.tile_bytes) + row_strip * kWave + lane();
+  }
+  XLSTM_DEVICE float* factors() const { return Base::row_numbers(Base::kFactor) + lane() % kStripColumns; }
+  XLSTM_DEVICE void share_weights(const Scores& s, bool rescales, const Columns& rescale) const {
+    *weights(strip) = as_chain(s[0], 1.0f);
+    factors()[strip * kStripColumns] = rescale.value[0];
+    if (lane() == 0) *Base::rescale_flag(0, strip) = rescales;
+  }
+  XLSTM_DEVICE void rescale_out() {
+    int rescales = 0;  // one branch for all strips, as in MlaTiles
+#pragma unroll
+    for (int rs = 0; rs < kRowStrips; ++rs) rescales |= *Base::rescale_flag(0, rs);
+    if (!uniform(rescales)) return;
+    const float* const from = factors();
+#pragma unroll
+    for (int rs = 0; rs < kRowStrips; ++rs) Base::scale_out(rs, Columns::all(from[rs * kStripColumns]));
+  }
+
+  using Values = StreamOperand<E>[kTransposedStrips<E>];
+  using ValueVecs = TransposedVec16<E>[kTransposedVec16s<E>];
+  XLSTM_DEVICE void read_values(ValueVecs& vecs) const {
+    const Vec16Position lane_vec = transposed_vec16(kFamily, sizeof(E), lane(), 0);
+    const int feature = strip * kTransposedFeatures<E> + lane_vec.feature;  // as many strips of rows as waves
+    const Cursor from(lane_vec.row, feature * int(sizeof(E)));
+#pragma unroll
+    for (int c = 0; c < kTransposedVec16s<E>; ++c) vecs[c] = read_transposed<E>(lds + from.at(c, 0));
+    sched_barrier();
+  }
+  // Adds to out of all rows, and stores the next tile.
+  XLSTM_DEVICE void multiply_values(const Values& values) {
+    static_assert(kLaneVecs < kRowStrips);
+    const ChainOperand<E>* const shared = weights(0);
+    ChainOperand<E> chain[2];
+    chain[0] = shared[0];
+    StoreOffsets to;
+#pragma unroll
+    for (int rs = 0; rs < kRowStrips; ++rs) {
+      if (rs + 1 < kRowStrips) chain[(rs + 1) % 2] = shared[(rs + 1) * kWave];
+      sched_barrier();
+#pragma unroll
+      for (int t = 0; t < kTransposedStrips<E>; ++t)
+        multiply_each<1, true, false>(
+            values[t], [&](int) -> Strip<E>& { return out[0][t][rs]; },
+            [&](int) -> const ChainOperand<E>& { return chain[rs % 2]; }, [](auto) {});
+      if (rs == 0) to = store_offsets();
+      sched_barrier();
+      if (rs > 0 && rs <= kLaneVecs) store(to, rs - 1);
+      sched_barrier();
+    }
+  }
+};
+
+template <class Tiles>
+struct MlaCdna {
+  using E = typename Tiles::E;
+  static constexpr int kKeys = Tiles::kKeys;
+
+  Tiles& tiles;
+
+  // Walks keys [begin, end), a tile at a time. begin is a multiple of a tile.
+  XLSTM_DEVICE void walk(int begin, int end, const VisibleKeys& visible) {
+#pragma unroll
+    for (int t = 0; t < kTransposedStrips<E>; ++t)
+#pragma unroll
+      for (int rs = 0; rs < Tiles::kRowStrips; ++rs) tiles.out[0][t][rs].zero();
+    if (begin < end) {
+      tiles.keys = KeySlots(tiles.at, tiles.key_head, sizeof(typename Tiles::Key), uniform(end - 1));
+      tiles.look_up(begin);
+      tiles.locate(begin);
+#pragma unroll
+      for (int i = 0; i < Tiles::kLaneVecs; ++i) tiles.fetch(i);
+      const auto to = Tiles::store_offsets();
+#pragma unroll
+      for (int i = 0; i < Tiles::kLaneVecs; ++i) tiles.store(to, i);
+    }
+    __syncthreads();
+    for (int first = begin; first < end; first += kKeys) run_tile(first, visible);
+    tiles.row_sum.over_rows([](float x, float y) { return x + y; });
+    tiles.write_rows(Tiles::kRowMax, tiles.row_max);
+    tiles.write_rows(Tiles::kRowSum, tiles.row_sum);
+    __syncthreads();
+  }
+  // Behind the last tile the walk loads and stores the last key once more: a condition would wait for loads.
+  XLSTM_DEVICE void run_tile(int first, const VisibleKeys& visible) {
+    typename Tiles::Scores s;
+    tiles.multiply_keys(s, first + kKeys);
+    typename Tiles::ValueVecs vecs;
+    tiles.read_values(vecs);
+    int& diagonal_key = tiles.row_info.diagonal_key[0][0];
+    diagonal_key = int(opaque(uint32_t(diagonal_key)));  // else the compiler keeps it twice, as a pair
+    Columns rescale;
+    const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale, Tiles::lane());
+    tiles.share_weights(s, rescales, rescale);
+    // Here, not behind the barrier: until then the sum would keep the weights in registers.
+    tiles.row_sum.value[0] = as_float(opaque(as_bits(tiles.row_sum.value[0])));
+    typename Tiles::Values values;
+#pragma unroll
+    for (int t = 0; t < kTransposedStrips<E>; ++t) values[t] = transposed<E>(vecs, t);
+    sched_barrier();
+    __syncthreads();
+    tiles.rescale_out();
+    tiles.multiply_values(values);
+    __syncthreads();
+  }
+};
+
+template <class Elements, int kFeatures>
+__global__ __launch_bounds__(mla_shape(Family::cdna, kMlaCdnaRows, kFeatures, false).threads,
+                             2) void mla_cdna_kernel(const FewRowsParams p) {
+  if constexpr (has_mla(kFamily, kMlaCdnaRows, false)) {
+    extern __shared__ __align__(128) char lds[];
+    using Tiles = MlaCdnaTiles<QueryOf<Elements>, KeyOf<Elements>, kFeatures>;
+    constexpr int kKeys = Tiles::kKeys;
+    const FewRowsBlock<kMlaCdnaRows, kKeys> part(p);
+    if (part.empty()) return;
+    Tiles tiles(p, part.at, part.key_head, part.first, lds);
+    tiles.scale = uniform(tiles.scale);
+    const VisibleKeys visible = part.visible();
+    const auto [from, to] = part.tiles(visible);
+    tiles.load_q();
+    MlaCdna<Tiles>{tiles}.walk(from * kKeys, to * kKeys < visible.end ? to * kKeys : visible.end, visible);
+    // The epilogue computes where rows lie anew, rather than keep them in registers during the walk.
+    tiles.first_row = uint32_t(opaque_uniform(int(tiles.first_row)));
+    tiles.group = uint32_t(opaque_uniform(int(tiles.group)));
+    Mla<Tiles>{tiles}.write(part.coord.split);
+  }
+}
+
+}  // namespace xlstm::gpu::attention
