@@ -45,6 +45,18 @@ XLSTM_DEVICE int opaque_uniform(int x) {
   return x;
 }
 
+// The same for a uniform pointer to device memory.
+template <class T>
+XLSTM_DEVICE T* opaque_uniform(T* p) {
+#if defined(__CUDACC__)
+  return opaque_pointer(p);
+#else
+  auto device = (__attribute__((address_space(1))) T*)p;
+  asm volatile("" : "+s"(device));
+  return (T*)device;
+#endif
+}
+
 // True, unknown to the compiler: code behind a branch on it stays a basic block of its own. In one block with the code
 // around it, the compiler reorders both, and needs more registers.
 XLSTM_DEVICE bool separate_basic_block() { return opaque_uniform(1) != 0; }

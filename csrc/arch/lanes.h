@@ -2,7 +2,7 @@
 // The lanes of a wave: their ids, uniform values, votes and shuffles.
 #pragma once
 
-#include "arch/compiler.h"
+#include "arch/compiler_barriers.h"
 
 namespace xlstm::gpu {
 
@@ -69,6 +69,16 @@ XLSTM_DEVICE float shuffle_xor(float x, int mask) {
   return __shfl_xor_sync(~0u, x, mask);
 #else
   return __shfl_xor(x, mask, kWave);
+#endif
+}
+// The same with the caller's id of this lane, opaque: AMD's compiler computes its own ahead of a loop otherwise, and
+// keeps it.
+XLSTM_DEVICE float shuffle_xor(float x, int mask, [[maybe_unused]] int lane) {
+#if defined(__CUDACC__)
+  return shuffle_xor(x, mask);
+#else
+  const int from = int(opaque(uint32_t(lane))) ^ mask;
+  return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(from * 4, __builtin_bit_cast(int, x)));
 #endif
 }
 

@@ -148,7 +148,7 @@ XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTranspos
 // Calls f(first feature in the block, the lane's column, the values) for each vector of features that a lane's strips
 // of a block hold.
 template <class E, class F>
-XLSTM_DEVICE void for_each_run(const Strip<E>* block, int stride, F&& f) {
+XLSTM_DEVICE void for_each_run(const Strip<E>* block, int stride, F&& f, int lane = lane_id()) {
   constexpr int n = kTransposedElements<E>;
 #pragma unroll
   for (int j = 0; j < lane_columns(kFamily); ++j)
@@ -160,7 +160,7 @@ XLSTM_DEVICE void for_each_run(const Strip<E>* block, int stride, F&& f) {
         const StripRegister at = accumulator_register(kFamily, sizeof(E), h, e, j);
         value[e] = block[at.strip * stride].value[at.r];
       }
-      f(accumulator_vec_feature(kFamily, sizeof(E), lane_id(), h), j, value);
+      f(accumulator_vec_feature(kFamily, sizeof(E), lane, h), j, value);
     }
 }
 

@@ -24,13 +24,14 @@ struct Columns {
   XLSTM_DEVICE static int position(int j) { return column_position(kFamily, lane_id(), j); }
 
   // Reduces each column by f over the lanes that have the column's other rows; all these lanes get the result.
-  template <class F>
-  XLSTM_DEVICE void over_rows(F&& f) {
+  // lane: nothing, or the lane's id for shuffle_xor().
+  template <class F, class... Lane>
+  XLSTM_DEVICE void over_rows(F&& f, Lane... lane) {
 #pragma unroll
     for (int bit = 1; bit < kWave; bit *= 2)
       if (row_lanes(kFamily) & bit)
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) value[j] = f(value[j], shuffle_xor(value[j], bit));
+        for (int j = 0; j < kEach; ++j) value[j] = f(value[j], shuffle_xor(value[j], bit, lane...));
   }
   // Reduces a strip's values in this lane into the columns: value = f(value, x).
   template <class E, class F>

@@ -84,12 +84,12 @@ struct RowInfo {
 
   // Sets the scores of keys that a row does not see to -infinity, in a strip that begins with key `first`.
   template <class E>
-  XLSTM_DEVICE void mask(Strip<E>& s, int c, int first, int lane = lane_id()) const {
+  XLSTM_DEVICE void mask(Strip<E>& s, int c, int first, int lane = lane_id(), float hidden = -__builtin_inff()) const {
 #pragma unroll
     for (int r = 0; r < Strip<E>::kRegisters; ++r) {
       const int key = first + strip_position(kFamily, sizeof(E), lane, r).row;
       const uint32_t from_left = uint32_t(key) - uint32_t(diagonal_key[c][Columns::of(r)]) + uint32_t(left);
-      s.value[r] = from_left <= span && key < keys ? s.value[r] : -__builtin_inff();
+      s.value[r] = from_left <= span && key < keys ? s.value[r] : hidden;
     }
   }
 

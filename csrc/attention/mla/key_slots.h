@@ -17,6 +17,7 @@ struct KeySlots {
   int last_key;      // of the walk: later keys repeat it
   const char* data;  // of slot 0 of page 0
   uint64_t page_bytes, slot_bytes;
+  uint32_t inverse;  // CDNA: 2^32 / page_size, at most 1 too small
 
   KeySlots() = default;
   XLSTM_DEVICE KeySlots(const AttentionLayout& at, int64_t head, int element_bytes, int last)
@@ -37,6 +38,15 @@ struct KeySlots {
       row = 0;
     }
     data = static_cast<const char*>(in.k.data) + (row + head * in.k.stride[1]) * element_bytes;
+    if constexpr (kFamily == Family::cdna) inverse = uint32_t(uniform(int(opaque(UINT_MAX / page_size))));
+  }
+  // The same, opaque: vector registers hold nothing of it ahead of this point.
+  XLSTM_DEVICE KeySlots in_scalars() const {
+    KeySlots k = *this;
+    for (uint32_t* x : {&k.page_size, &k.first_key, &k.inverse}) *x = uint32_t(opaque_uniform(int(*x)));
+    for (int32_t* x : {&k.last_page, &k.last_key}) *x = opaque_uniform(*x);
+    k.data = opaque_uniform(k.data);
+    return k;
   }
 
   // Where key j lies: the page's entry is loaded here, and used by address().
@@ -45,8 +55,23 @@ struct KeySlots {
     uint32_t in_page;
   };
   XLSTM_DEVICE Slot slot(int j) const {
-    const uint32_t t = first_key + uint32_t(j < last_key ? j : last_key), page = t / page_size;
-    return {global(entries)[page], t - page * page_size};
+    const uint32_t t = first_key + uint32_t(j < last_key ? j : last_key), page = page_of(t);
+    return {entry(page), t - page * page_size};
+  }
+  XLSTM_DEVICE int32_t entry(uint32_t page) const {
+    if constexpr (kFamily == Family::cdna)  // 32 bits suffice: memory does not hold the keys of 2^30 pages
+      return load_bits<int32_t>(reinterpret_cast<const char*>(entries), page * uint32_t(sizeof(int32_t)));
+    else
+      return global(entries)[page];
+  }
+  // t / page_size. CDNA's compiler would keep the divisor's reciprocal in a vector register, and correct twice.
+  XLSTM_DEVICE uint32_t page_of(uint32_t t) const {
+    if constexpr (kFamily == Family::cdna) {
+      const uint32_t page = uint32_t(uint64_t(t) * inverse >> 32);  // at most 1 too small, as t < 2^31
+      return t - page * page_size < page_size ? page : page + 1;
+    } else {
+      return t / page_size;
+    }
   }
   XLSTM_DEVICE const char* address(const Slot& slot) const {
     const int32_t page = slot.entry < 0 ? 0 : slot.entry < last_page ? slot.entry : last_page;

@@ -103,7 +103,7 @@ struct Mla {
     }
     if (kRowStrips == 1 || tiles.part == 0) {
       Columns rescale;
-      const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale);
+      const bool rescales = tiles.online_softmax(tiles, s, first, visible.fully(first, kKeys), rescale);
       if constexpr (kRowStrips > 1)
         tiles.share_weights(s, n, rescales, rescale);
       else if (rescales)
@@ -156,7 +156,7 @@ struct Mla {
     if (kSoftmax && tiles.part == 0) {
       Columns rescale;
       tiles.add_parts(s, n - 1, kShape.waves - kRowStrips);
-      const bool rescales = tiles.online_softmax(s, first - kKeys, visible.fully(first - kKeys, kKeys), rescale);
+      const bool rescales = tiles.online_softmax(tiles, s, first - kKeys, visible.fully(first - kKeys, kKeys), rescale);
       tiles.share_weights(s, n - 1, rescales, rescale);
     }
     if constexpr (kOut) {
@@ -181,7 +181,7 @@ struct Mla {
       int64_t to[Columns::kEach];  // offset of the row of out; -1: no row
 #pragma unroll
       for (int j = 0; j < Columns::kEach; ++j) {
-        const uint32_t r = tiles.first_row + rs * kStripColumns + Columns::position(j);
+        const uint32_t r = tiles.first_row + rs * kStripColumns + Tiles::column(j);
         to[j] = -1;
         if (r >= uint32_t(tiles.at.queries) * tiles.group) continue;
         const auto [head, i] = tiles.query_of(r);
@@ -189,17 +189,20 @@ struct Mla {
         const auto offset = epilogue.offset(head, i);
         factor[j] = row.factor;
         to[j] = offset.out;
-        if (wave_id() == 0 && Strip<E>::position(0).row == 0) epilogue.store_lse(offset, row.lse);
+        if (tiles.stores_lse()) epilogue.store_lse(offset, row.lse);
       }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
-        for_each_run<E>(&tiles.out[b][0][rs], kRowStrips, [&](int feature, int j, const float* value) {
-          if (to[j] < 0) return;
-          float scaled[kTransposedElements<E>];
+        for_each_run<E>(
+            &tiles.out[b][0][rs], kRowStrips,
+            [&](int feature, int j, const float* value) {
+              if (to[j] < 0) return;
+              float scaled[kTransposedElements<E>];
 #pragma unroll
-          for (int e = 0; e < kTransposedElements<E>; ++e) scaled[e] = value[e] * factor[j];
-          epilogue.store(to[j] + tiles.feature0(b) + feature, 0, kTransposedElements<E>, scaled, true);
-        });
+              for (int e = 0; e < kTransposedElements<E>; ++e) scaled[e] = value[e] * factor[j];
+              epilogue.store(to[j] + tiles.feature0(b) + feature, 0, kTransposedElements<E>, scaled, true);
+            },
+            Tiles::lane());
     }
   }
 };

@@ -15,8 +15,9 @@
 // Of the waves of a SIMD the one that is served first has its softmax while the other one multiplies.
 //
 // LDS, 576 features: a tile of 36 KB, 8 KB of weights, 16 KB of Q, 1.5 KB of maxima, sums and factors. Registers: out
-// 128, Q 64, the next tile 18; 16 of the values during out, or 24 of keys and Q during the scores. Nothing else may
-// stay in a register from tile to tile: addresses are computed anew from the thread's number.
+// 128, Q 64, the next tile 18; 16 of the values during out, or 24 of keys and Q during the scores. From tile to tile
+// five others: the thread's number, a row's maximum and sum, where the next tile's key lies. All else is computed anew
+// from the thread's number, and from scalar registers.
 //
 // Floor, 128 heads: the matrix units, 2 (576 + 512) flops for each head and key; keys are loaded once.
 #pragma once
@@ -28,7 +29,7 @@ namespace xlstm::gpu::attention {
 template <class E, class Key, int kFeatures_>
 struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
   using Base = MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false>;
-  using Base::keys, Base::out, Base::lds, Base::strip;
+  using Base::keys, Base::out, Base::lds, Base::row_info, Base::strip;
   using Base::kKeys, Base::kRowStrips, Base::kLine, Base::kLines, Base::kShape, Base::kUnits;
   using typename Base::Cursor, typename Base::KeyVec, typename Base::Scores;
 
@@ -50,6 +51,17 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
   using Base::Base;
 
   XLSTM_DEVICE static int lane() { return opaque_thread() % kWave; }
+
+  // As in MlaTiles, computed anew: until the walk's end they would take registers.
+  XLSTM_DEVICE static int column(int) { return lane() % kStripColumns; }
+  XLSTM_DEVICE bool stores_lse() const { return opaque_thread() < kStripColumns; }
+  XLSTM_DEVICE int feature0(int) const { return strip * kTransposedFeatures<E>; }
+  XLSTM_DEVICE void write_rows(int which, const Columns& x) const {
+    Base::row_numbers(which)[strip * kStripColumns + column(0)] = x.value[0];
+  }
+  XLSTM_DEVICE Columns read_rows(int which, int row_strip) const {
+    return Columns::all(Base::row_numbers(which)[row_strip * kStripColumns + column(0)]);
+  }
 
   XLSTM_DEVICE Vec16* lds_query(int unit) const {
     return reinterpret_cast<Vec16*>(lds + kShape.lds_bytes - kShape.query_bytes) +
@@ -79,12 +91,15 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
     XLSTM_DEVICE int line_byte() const { return group * kLine + vec * 16; }  // of its first line
     XLSTM_DEVICE int half_byte() const { return (kLines - 1) * kLine + group * (kLine / 2) + vec * 8; }
   };
-  XLSTM_DEVICE void look_up(int first) { next = keys.slot(first + LanePosition().key); }
+  XLSTM_DEVICE void look_up(int first) {
+    next = keys.in_scalars().slot(first + LanePosition().key);
+    next.in_page = opaque(next.in_page);
+  }
   // Locates the tile that begins with key `first`, and looks up the one after it: loads arrive in order, so that its
   // page is known before a load of keys is waited for.
   XLSTM_DEVICE void locate(int first) {
     next.entry = int32_t(opaque(uint32_t(next.entry)));
-    row = keys.address(next) + Base::key_byte(LanePosition().line_byte());
+    row = keys.in_scalars().address(next) + int(opaque(uint32_t(Base::key_byte(LanePosition().line_byte()))));
     look_up(first + kKeys);
     sched_barrier();
   }
@@ -153,10 +168,26 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
     }
   }
 
+  // The key that is aligned with the lane's row, in LDS until the row's maximum is stored: few tiles are masked.
+  XLSTM_DEVICE int* diagonal_key() const {
+    return reinterpret_cast<int*>(Base::row_numbers(Base::kRowMax)) + strip * kStripColumns + column(0);
+  }
+  XLSTM_DEVICE void mask(Strip<E>& s, int first) const {
+    RowInfo<1> info = row_info;
+    info.diagonal_key[0][0] = *diagonal_key();
+    // Opaque: else the compiler keeps -infinity in a register during the walk.
+    info.mask(s, 0, first, lane(), as_float(opaque(as_bits(-__builtin_inff()))));
+  }
+
+  template <class F>
+  XLSTM_DEVICE static void over_rows(Columns& x, F&& f) {
+    x.over_rows(f, lane());
+  }
+
   XLSTM_DEVICE ChainOperand<E>* weights(int row_strip) const {
     return reinterpret_cast<ChainOperand<E>*>(lds + kShape.tile_bytes) + row_strip * kWave + lane();
   }
-  XLSTM_DEVICE float* factors() const { return Base::row_numbers(Base::kFactor) + lane() % kStripColumns; }
+  XLSTM_DEVICE float* factors() const { return Base::row_numbers(Base::kFactor) + column(0); }
   XLSTM_DEVICE void share_weights(const Scores& s, bool rescales, const Columns& rescale) const {
     *weights(strip) = as_chain(s[0], 1.0f);
     factors()[strip * kStripColumns] = rescale.value[0];
@@ -176,7 +207,7 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
   using ValueVecs = TransposedVec16<E>[kTransposedVec16s<E>];
   XLSTM_DEVICE void read_values(ValueVecs& vecs) const {
     const Vec16Position lane_vec = transposed_vec16(kFamily, sizeof(E), lane(), 0);
-    const int feature = strip * kTransposedFeatures<E> + lane_vec.feature;  // as many strips of rows as waves
+    const int feature = feature0(0) + lane_vec.feature;
     const Cursor from(lane_vec.row, feature * int(sizeof(E)));
 #pragma unroll
     for (int c = 0; c < kTransposedVec16s<E>; ++c) vecs[c] = read_transposed<E>(lds + from.at(c, 0));
@@ -219,8 +250,8 @@ struct MlaCdna {
     for (int t = 0; t < kTransposedStrips<E>; ++t)
 #pragma unroll
       for (int rs = 0; rs < Tiles::kRowStrips; ++rs) tiles.out[0][t][rs].zero();
+    tiles.keys = KeySlots(tiles.at, tiles.key_head, sizeof(typename Tiles::Key), uniform(end - 1));
     if (begin < end) {
-      tiles.keys = KeySlots(tiles.at, tiles.key_head, sizeof(typename Tiles::Key), uniform(end - 1));
       tiles.look_up(begin);
       tiles.locate(begin);
 #pragma unroll
@@ -229,9 +260,10 @@ struct MlaCdna {
 #pragma unroll
       for (int i = 0; i < Tiles::kLaneVecs; ++i) tiles.store(to, i);
     }
+    *tiles.diagonal_key() = tiles.row_info.diagonal_key[0][0];
     __syncthreads();
     for (int first = begin; first < end; first += kKeys) run_tile(first, visible);
-    tiles.row_sum.over_rows([](float x, float y) { return x + y; });
+    Tiles::over_rows(tiles.row_sum, [](float x, float y) { return x + y; });
     tiles.write_rows(Tiles::kRowMax, tiles.row_max);
     tiles.write_rows(Tiles::kRowSum, tiles.row_sum);
     __syncthreads();
@@ -242,10 +274,8 @@ struct MlaCdna {
     tiles.multiply_keys(s, first + kKeys);
     typename Tiles::ValueVecs vecs;
     tiles.read_values(vecs);
-    int& diagonal_key = tiles.row_info.diagonal_key[0][0];
-    diagonal_key = int(opaque(uint32_t(diagonal_key)));  // else the compiler keeps it twice, as a pair
     Columns rescale;
-    const bool rescales = tiles.online_softmax(s, first, visible.fully(first, kKeys), rescale, Tiles::lane());
+    const bool rescales = tiles.online_softmax(tiles, s, first, visible.fully(first, kKeys), rescale);
     tiles.share_weights(s, rescales, rescale);
     // Here, not behind the barrier: until then the sum would keep the weights in registers.
     tiles.row_sum.value[0] = as_float(opaque(as_bits(tiles.row_sum.value[0])));

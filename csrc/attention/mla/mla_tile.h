@@ -271,22 +271,28 @@ struct MlaTiles {
         }
   }
 
+  XLSTM_DEVICE void mask(Strip<E>& s, int first) const { row_info.mask(s, 0, first); }
+  template <class F>
+  XLSTM_DEVICE static void over_rows(Columns& x, F&& f) {
+    x.over_rows(f);
+  }
+
   // Online softmax: turns scores into weights. Returns whether a maximum has grown so much that sums must be rescaled,
-  // and the factor.
-  XLSTM_DEVICE bool online_softmax(Scores& s, int first, bool is_fully_visible, Columns& rescale,
-                                   int lane = lane_id()) {
+  // and the factor. tiles: these, as a class that may mask and reduce in its way.
+  template <class Tiles>
+  XLSTM_DEVICE bool online_softmax(Tiles& tiles, Scores& s, int first, bool is_fully_visible, Columns& rescale) {
     // Whether a maximum grew is a vote of the lanes, each with its own scores: lanes exchange maxima only then.
     Columns lane_max = Columns::all(-__builtin_inff());
 #pragma unroll
     for (int ks = 0; ks < kKeyStrips; ++ks) {
       s[ks].scale(scale);
-      if (!is_fully_visible) row_info.mask(s[ks], 0, first + ks * kStep<E>, lane);
+      if (!is_fully_visible) tiles.mask(s[ks], first + ks * kStep<E>);
       lane_max.take_in(s[ks], [](float x, float y) { return fmaxf(x, y); });
     }
     const bool rescales = needs_rescale(row_max, lane_max);
     rescale = Columns::all(1);
     if (rescales) {
-      lane_max.over_rows([](float x, float y) { return fmaxf(x, y); });
+      tiles.over_rows(lane_max, [](float x, float y) { return fmaxf(x, y); });
       rescale = update_row_max(row_max, row_sum, lane_max);
     }
 #pragma unroll
@@ -333,6 +339,9 @@ struct MlaTiles {
     return x;
   }
 
+  XLSTM_DEVICE static int lane() { return lane_id(); }
+  XLSTM_DEVICE static int column(int j) { return Columns::position(j); }  // of a strip: the lane's column j
+  XLSTM_DEVICE static bool stores_lse() { return wave_id() == 0 && Strip<E>::position(0).row == 0; }
   XLSTM_DEVICE int feature0(int block) const { return (wave_id() * kBlocks + block) * kTransposedFeatures<E>; }
   // The values of a step of the product: a strip of keys, a block of features.
   static constexpr int kValueSteps = kKeyStrips * kBlocks;

@@ -12,6 +12,10 @@ T* opaque(T* p) {
 }
 inline uint32_t opaque(uint32_t x) { return x; }
 inline int opaque_uniform(int x) { return x; }
+template <class T>
+T* opaque_uniform(T* p) {
+  return p;
+}
 inline bool separate_basic_block() { return true; }
 template <class Params>
 const Params* reload_params(const Params* p) {

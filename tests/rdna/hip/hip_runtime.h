@@ -72,6 +72,7 @@ template <class T>
 T __shfl_xor(T x, int mask, int) {
   return Lanes<T>(x).of[this_lane() ^ mask];
 }
+inline int __builtin_amdgcn_ds_bpermute(int byte, int x) { return Lanes<int>(x).of[byte / 4]; }
 inline int __builtin_amdgcn_readfirstlane(int x) { return x; }  // of what is the same in every lane
 inline uint32_t __builtin_amdgcn_ballot_w32(bool x) {
   const Lanes<int> all(x);

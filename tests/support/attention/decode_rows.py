@@ -239,7 +239,7 @@ MLA: dict[str, list[Any]] = {
     "heads": [8, 16, 128],
     "queries": [1, 3],
     "features": [576, 512],
-    "page": [0, 1, 64],
+    "page": [0, 1, 24, 64],
     "causal": [False, True],
     "schedule": ["none", "older", "newer"],
     "sink": [False, True],
