@@ -3,10 +3,11 @@
 //
 //     out = sum_s e^(lse_s - lse) out_s        lse = log sum_s e^lse_s        over the parts s that have keys
 //
-// Who owns what: a block combines a few rows, 64 features of each. Its 16 lines of 16 threads are divided into `groups`
-// lines per row, which walk the row's parts in turn, four features (16 bytes) per thread; LDS (4 KB) adds the lines of
-// a row. Each line computes the weights itself: first one part per thread, then once more in every thread of the line
-// when it adds the part. These exponentials are few compared with the bytes.
+// Who owns what: a block combines a few rows, 64 features of each, on AMD 128. Its 16 lines of 16 threads are divided
+// into `groups` lines per row, which walk the row's parts in turn, four features (16 bytes) per thread, on AMD twice;
+// LDS (4 or 8 KB) adds the lines of a row. Each line computes the weights itself: first one part per thread, then once
+// more in every thread of the line when it adds the part. These exponentials are few compared with the bytes; with
+// where rows lie, they are most of the instructions, and bind AMD's vector units where a thread has four features.
 //
 // Floor: each part is read once; memory binds.
 #pragma once
@@ -19,7 +20,8 @@
 namespace xlstm::gpu::attention {
 
 constexpr int kCombineLines = 16, kCombineLineThreads = 16, kCombineThreads = kCombineLines * kCombineLineThreads;
-constexpr int kCombineColumns = 4 * kCombineLineThreads;
+constexpr int kCombineVecs = kAsyncCopies ? 1 : 2;  // of four features, for a thread
+constexpr int kCombineColumns = 4 * kCombineVecs * kCombineLineThreads;
 
 // Parameters that all rows share.
 struct Parts {
@@ -77,14 +79,15 @@ XLSTM_DEVICE float reduce_line(float x, F&& f) {
 // row_of(n, row) fills in row n and returns whether the row exists.
 template <class E, class RowOf>
 XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_of) {
-  __shared__ Vec16 sums[kCombineThreads];
+  __shared__ Vec16 sums[kCombineVecs][kCombineThreads];
   const int tiles = (p.dv + kCombineColumns - 1) / kCombineColumns, tile = int(blockIdx.x) % tiles;
   const int line = int(threadIdx.x) / kCombineLineThreads, lane = int(threadIdx.x) % kCombineLineThreads;
-  const int first = line % p.groups, column = tile * kCombineColumns + 4 * lane;
+  const int first = line % p.groups;
+  const auto column = [&](int v) { return tile * kCombineColumns + 4 * (v * kCombineLineThreads + lane); };
   PartsRow row;
   const bool valid = row_of(int64_t(int(blockIdx.x) / tiles) * (kCombineLines / p.groups) + line / p.groups, row);
 
-  float max_lse = -__builtin_inff(), weight_sum = 0, sum[4] = {};
+  float max_lse = -__builtin_inff(), weight_sum = 0, sum[kCombineVecs][4] = {};
   if (valid) {
     const float* lses = p.lse + row.lse_part;
     for (int s = lane; s < p.splits; s += kCombineLineThreads)
@@ -96,29 +99,41 @@ XLSTM_DEVICE void combine_rows(const Parts& p, E* out, float* lse, RowOf&& row_o
     const float* parts = p.out + row.out_part;
     for (int s = first; s < p.splits; s += p.groups) {
       const float x = lses[s * p.lse_step];
-      if (!has_keys(x) || column >= p.dv) continue;
+      if (!has_keys(x)) continue;
       const float weight = exp2_fast((x - max_lse) * kLog2E);
       const TokenRows<float> part{parts, p.out_step, p.dv, p.is_aligned16};
-      const Vec16 vec = part.vec16(s, column, true);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[j] += weight * as_float(vec.word[j]);
+      for (int v = 0; v < kCombineVecs; ++v) {
+        if (column(v) >= p.dv) continue;
+        const Vec16 vec = part.vec16(s, column(v), true);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[v][j] += weight * as_float(vec.word[j]);
+      }
     }
   }
-  sums[threadIdx.x] = {{as_bits(sum[0]), as_bits(sum[1]), as_bits(sum[2]), as_bits(sum[3])}};
-  __syncthreads();
-  if (!valid || first != 0 || column >= p.dv) return;
-  for (int g = 1; g < p.groups; ++g) {
-    const Vec16 vec = sums[threadIdx.x + g * kCombineLineThreads];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) sum[j] += as_float(vec.word[j]);
-  }
+  for (int v = 0; v < kCombineVecs; ++v)
+    sums[v][threadIdx.x] = {{as_bits(sum[v][0]), as_bits(sum[v][1]), as_bits(sum[v][2]), as_bits(sum[v][3])}};
+  __syncthreads();
+  if (!valid || first != 0) return;
+  for (int g = 1; g < p.groups; ++g)
+#pragma unroll
+    for (int v = 0; v < kCombineVecs; ++v) {
+      const Vec16 vec = sums[v][threadIdx.x + g * kCombineLineThreads];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[v][j] += as_float(vec.word[j]);
+    }
   const float keys = weight_sum == 0 ? -__builtin_inff() : max_lse + ::log(weight_sum);  // NaN propagates
   const WithSink<float> sink = row.has_sink ? with_sink(keys, row.sink, row.lse_with_sink) : without_sink(keys);
   const float factor = weight_sum == 0 ? 0.0f : sink.factor / weight_sum;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) sum[j] *= factor;
-  store_run(out + row.out, column, p.dv, p.is_aligned16, sum);
-  if (column == 0) lse[row.lse] = sink.lse;
+  for (int v = 0; v < kCombineVecs; ++v) {
+    if (column(v) >= p.dv) break;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[v][j] *= factor;
+    store_run(out + row.out, column(v), p.dv, p.is_aligned16, sum[v]);
+  }
+  if (column(0) == 0) lse[row.lse] = sink.lse;
 }
 
 }  // namespace xlstm::gpu::attention
