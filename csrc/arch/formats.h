@@ -78,14 +78,22 @@ XLSTM_DEVICE uint32_t pack(Float16, float low, float high) {
   return uint32_t(from_float<Float16>(low).bits) | uint32_t(from_float<Float16>(high).bits) << 16;
 #endif
 }
-// The same, rounded to nearest even on every family: for results in memory.
+// The same, rounded to nearest even on every family: for results in memory. On AMD without a branch for NaN, which
+// becomes the NaN whose bits are all ones.
+#if !defined(__CUDACC__)
+XLSTM_DEVICE uint32_t rounded_to_bfloat16(float x) {  // in the upper half
+  const uint32_t u = as_bits(x), rounded = u + 0x7fffu + (u >> 16 & 1u);
+  return x == x ? rounded : ~0u;
+}
+#endif
 template <class E>
 XLSTM_DEVICE uint32_t pack_exact(E e, float low, float high) {
 #if defined(__CUDACC__)
   return pack(e, low, high);
 #else
-  (void)e;
-  return uint32_t(from_float<E>(low).bits) | uint32_t(from_float<E>(high).bits) << 16;
+  if constexpr (std::is_same_v<E, BFloat16>)
+    return __builtin_amdgcn_perm(rounded_to_bfloat16(high), rounded_to_bfloat16(low), 0x07060302u);
+  return pack(e, low, high);
 #endif
 }
 // The upper halves of two floats: their truncation to bfloat16.
