@@ -273,14 +273,15 @@ struct TransposedSubtile {
 
   XLSTM_DEVICE static int quad(int unit) { return unit % kQuads; }
   XLSTM_DEVICE static int word(int unit) { return transposed_word(sizeof(E), kSide, unit / kQuads); }
-  XLSTM_DEVICE void fetch(const E* from) {
-    const int unit = opaque_thread() % kUnits;  // as in Stage
+  XLSTM_DEVICE void fetch(const E* from) { fetch(from, opaque_thread()); }
+  XLSTM_DEVICE void fetch(const E* from, int thread) {
+    const int unit = thread % kUnits;  // as in Stage
     const uint32_t* at = reinterpret_cast<const uint32_t*>(from) + quad(unit) * 4 * kWords + word(unit);
 #pragma unroll
     for (int i = 0; i < 4; ++i) words.word[i] = at[i * kWords];
   }
-  XLSTM_DEVICE void store(const Storage& tile) const {
-    const int unit = opaque_thread();
+  XLSTM_DEVICE void store(const Storage& tile) const { store(tile, opaque_thread()); }
+  XLSTM_DEVICE void store(const Storage& tile, int unit) const {
     if (unit >= kUnits) return;
     store_transposed_word<E>(tile, tile.cursor(word(unit) * kInWord, quad(unit) * 4), 0, words);
   }

@@ -21,7 +21,7 @@ struct ChunkRows {
         columns(of.columns) {}
   // valid: tokens that exist, at least one.
   XLSTM_DEVICE MemoryRange chunk(int at, int valid) const {
-    return {first + int64_t(at) * (stride * kChunk), (valid - 1) * stride + columns * int(sizeof(E))};
+    return {first + uint64_t(uint32_t(at)) * (stride * kChunk), (valid - 1) * stride + columns * int(sizeof(E))};
   }
   // A lane's offset in a chunk; beyond every range where the column does not exist.
   XLSTM_DEVICE uint32_t offset(uint32_t token, int column) const {

@@ -356,7 +356,7 @@ struct Walk {
       for (int j = 0; j < n; j += 4) {
         const Vec16 sums = read_vec16_at_once(tiles.out + out_offset(w * kChunk + t, column + j));
 #pragma unroll
-        for (int e = 0; e < 4; ++e) value[j + e] = as_float(sums.word[e]) + (w ? value[j + e] : 0.0f);
+        for (int e = 0; e < 4; ++e) value[j + e] = w ? as_float(sums.word[e]) + value[j + e] : as_float(sums.word[e]);
       }
     if (kTerms.divides_by_n) {
 #pragma unroll

@@ -6,6 +6,9 @@
 // bounds of tensors, so that a last chunk with fewer tokens takes the same path. Where a path of another layout joins,
 // the compiler would wait for all loads under way.
 //
+// A stage that has fewer units than the block has threads begins where the one before it ends, so that no wave stores
+// them all.
+//
 // A chunk has two barriers: between its products and what overwrites their operands, and between that and the next
 // products. There are two more where LDS holds the outputs only in place of x.
 #pragma once
@@ -41,8 +44,25 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
   };
   using StreamOfA = StreamOperand<E>[kXStrips][kTStrips];
 
+  // The thread that has a stage's first unit.
+  static constexpr int threads_of(int units) { return (units + kWave - 1) / kWave * kWave; }
+  static constexpr int kFirstOfX = threads_of(StageY::kUnits) % kThreads;
+  static constexpr int kFirstOfScores = (kFirstOfX + threads_of(StageX::kUnits)) % kThreads;
+  static constexpr int kFirstOfFactors = (kFirstOfScores + threads_of(Operands::StageScores::kUnits)) % kThreads;
+
+  // Where the state leaves registers, addresses in LDS are computed once, ahead of the loop.
+  static constexpr bool kAddressesAhead = Base::kStateRegisters <= 32;
+
+  const int tokens;           // of the sequence
+  const uint32_t first_slot;  // of its first chunk
+
   XLSTM_DEVICE CdnaWalk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
-      : Base(params, where, y_tile_index, memory) {}
+      : Base(params, where, y_tile_index, memory),
+        tokens(int(where.end - where.begin)),
+        first_slot(uint32_t(where.slot_of(params->where, 0))) {}
+
+  XLSTM_DEVICE static int this_thread() { return kAddressesAhead ? int(threadIdx.x) : opaque_thread(); }
+  XLSTM_DEVICE static int thread_from(int first) { return (this_thread() + kThreads - first) % kThreads; }
 
   XLSTM_DEVICE void run() {
     this->load_state();
@@ -53,8 +73,8 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
   // ---- loads
 
   XLSTM_DEVICE int valid_of(int chunk) const {
-    const int64_t left = in.segment.end - in.segment.begin - int64_t(chunk) * kChunk;
-    return int(left < kChunk ? left : kChunk);
+    const int left = tokens - chunk * kChunk;
+    return left < kChunk ? left : kChunk;
   }
   XLSTM_DEVICE void fetch_a(StreamOfA& a, const Rows& rows, int n) {
     const int chunk = in.chunk_at(n);
@@ -71,46 +91,47 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
     }
   }
   template <class AnyStage>
-  XLSTM_DEVICE static void fetch_rows(AnyStage& stage, const Rows& rows, int chunk, int valid) {
-    const int thread = threadIdx.x;
+  XLSTM_DEVICE static void fetch_rows(AnyStage& stage, const Rows& rows, int chunk, int valid, int first) {
+    const int thread = (int(threadIdx.x) + kThreads - first) % kThreads;
     const uint32_t offset = rows.offset(AnyStage::first_token(thread), AnyStage::first_column(thread));
     stage.fetch_range(rows.chunk(chunk, valid), rows.stride, thread < AnyStage::kUnits ? offset : kBeyond);
   }
   template <class AnyStage, class Any>
-  XLSTM_DEVICE static void fetch_contiguous(AnyStage& stage, const Any* from, int count) {
+  XLSTM_DEVICE static void fetch_contiguous(AnyStage& stage, const Any* from, int count, int first) {
     static_assert(AnyStage::kEach == 1);
-    const int thread = threadIdx.x;
+    const int thread = (int(threadIdx.x) + kThreads - first) % kThreads;
     stage.fetch_range({reinterpret_cast<const char*>(from), count * uint32_t(sizeof(Any))}, 0,
                       thread < AnyStage::kUnits ? thread * 16 : kBeyond);
   }
   XLSTM_DEVICE void fetch_rest(Loads& s, const Rows& x, const Rows& y, int n) {
     const int chunk = in.chunk_at(n), valid = valid_of(chunk);
-    const int64_t slot = in.segment.slot_of(in.p->where, chunk);
+    const uint64_t slot = first_slot + uint32_t(chunk);
     const WalkParams* p = in.p;
-    fetch_contiguous(s.factors, global(p->factors) + slot * kFactors * kChunk, kFactors * kChunk);
+    fetch_contiguous(s.factors, global(p->factors) + slot * (kFactors * kChunk), kFactors * kChunk, kFirstOfFactors);
     s.decay = global(p->decay)[slot];
-    fetch_rows(s.x, x, chunk, valid);
-    fetch_rows(s.y, y, chunk, valid);
+    fetch_rows(s.x, x, chunk, valid, kFirstOfX);
+    fetch_rows(s.y, y, chunk, valid, 0);
     if constexpr (kTerms.gradient_terms)
-      s.vector.fetch_clamped(global(p->vector) + slot * p->y.columns + in.tile * kY, y.columns);
+      s.vector.fetch_clamped(global(p->vector) + slot * uint32_t(p->y.columns) + in.tile * kY, y.columns);
     if constexpr (!kTerms.states_only) {
-      const E* scores = global(static_cast<const E*>(p->scores)) + slot * kChunk * kChunk;
+      const E* scores = global(static_cast<const E*>(p->scores)) + slot * (kChunk * kChunk);
       if constexpr (kTerms.reverse)
-        s.transposed_scores.fetch(scores);
+        s.transposed_scores.fetch(scores, thread_from(kFirstOfScores));
       else
-        fetch_contiguous(s.scores, scores, kChunk * kChunk);
+        fetch_contiguous(s.scores, scores, kChunk * kChunk, kFirstOfScores);
     }
   }
   XLSTM_DEVICE void store_rest(Loads& s, const ChunkTiles& tiles) {
-    s.factors.store({tiles.factors});
-    s.y.store(tiles.y);
+    s.factors.store_fetched({tiles.factors}, thread_from(kFirstOfFactors));
+    s.y.store_fetched(tiles.y, this_thread());
     if constexpr (kTerms.gradient_terms) s.vector.store(tiles.vector());
     if constexpr (kTerms.states_only) return;
     if constexpr (kTerms.reverse)
-      s.transposed_scores.store(tiles.scores);
+      s.transposed_scores.store(tiles.scores, thread_from(kFirstOfScores));
     else
-      s.scores.store(tiles.scores);
+      s.scores.store_fetched(tiles.scores, thread_from(kFirstOfScores));
   }
+  XLSTM_DEVICE void store_x(Loads& s, const ChunkTiles& tiles) { s.x.store_fetched(tiles.x, thread_from(kFirstOfX)); }
 
   // ---- products
 
@@ -140,14 +161,15 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
   XLSTM_DEVICE void fetch_output_inputs(OutputInputs& s, const Rows& dot_with, const Rows& y, int n) {
     if constexpr (!kTerms.gradient_terms) return;
     const int chunk = in.chunk_at(n), valid = valid_of(chunk);
-    fetch_rows(s.dot_with, dot_with, chunk, valid);
-    fetch_rows(s.y, y, chunk, valid);
+    fetch_rows(s.dot_with, dot_with, chunk, valid, 0);
+    fetch_rows(s.y, y, chunk, valid, 0);
   }
   XLSTM_DEVICE void write_rows(const ChunkTiles& tiles, const OutputInputs& s, const Rows& to, int n) {
     const int chunk = in.chunk_at(n);
     const MemoryRange range = to.chunk(chunk, valid_of(chunk));
-    const int thread = opaque_thread();
-    float* dots = kTerms.gradient_terms ? this->dots_of(in.segment.in_slots(in.p->where, chunk)) : nullptr;
+    const int thread = this_thread();
+    const int64_t slots = int64_t(uint64_t(first_slot + uint32_t(chunk)) * kChunk);
+    float* dots = kTerms.gradient_terms ? this->dots_of(slots) : nullptr;
 #pragma unroll
     for (int i = 0; i < StageRows::kEach; ++i) {
       constexpr int kRowUnits = StageRows::kRowUnits;
@@ -174,10 +196,10 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
     if constexpr (!kTerms.states_only) fetch_a(stream, a, 0);
     float decay = uniform(next.decay);
     store_rest(next, in.chunk_tiles(0));
-    next.x.store(in.chunk_tiles(0).x);
+    store_x(next, in.chunk_tiles(0));
     __syncthreads();
     for (int n = 0; n < chunks; ++n) {
-      lane = opaque_thread() % kWave;
+      lane = this_thread() % kWave;
       const int then = n + 1 < chunks ? n + 1 : n;  // a load again costs less than a branch
       if (n + 1 == chunks) this->store_before_last();
       const ChunkTiles tiles = in.chunk_tiles(n);
@@ -196,17 +218,17 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
       if constexpr (kTerms.states_only) {
         __syncthreads();  // all waves have read x and y
         store_rest(next, then_tiles);
-        next.x.store(then_tiles.x);
+        store_x(next, then_tiles);
       } else {
         if (!kShape.out_apart) __syncthreads();  // all waves have read x
         this->store_parts(out, tiles);
         __syncthreads();
         store_rest(next, then_tiles);
-        if (kShape.out_apart) next.x.store(then_tiles.x);
+        if (kShape.out_apart) store_x(next, then_tiles);
         write_rows(tiles, output_inputs, out_rows, n);
         if (!kShape.out_apart) {
           __syncthreads();  // all waves have read the outputs
-          next.x.store(then_tiles.x);
+          store_x(next, then_tiles);
         }
       }
       decay = uniform(next.decay);
