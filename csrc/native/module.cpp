@@ -145,8 +145,8 @@ py::dict parallel_plan(const gpu::mlstm::WalkPlan& p) {
 py::dict walk_plan(const gpu::mlstm::WalkPlan& p, const gpu::Chip& chip, int element_bytes) {
   if (is_parallel(p)) return parallel_plan(p);
   const bool hopper = p.schedule == gpu::mlstm::Schedule::hopper;
-  const gpu::mlstm::WalkShape shape = gpu::mlstm::walk_shape(
-      chip.family, element_bytes, p.narrow ? gpu::mlstm::kNarrowClass : p.rows, hopper ? 32 : p.chunk);
+  const gpu::mlstm::WalkShape shape =
+      gpu::mlstm::walk_shape(chip.family, element_bytes, walk_class(p), hopper ? 32 : p.chunk);
   const gpu::mlstm::HopperRoles roles{true, !p.makes_scores, p.makes_scores};
   const int hopper_lds = hopper ? gpu::mlstm::hopper_shape(p.rows, p.tiles * p.y_tile).lds_bytes(roles) : 0;
   return py::dict("schedule"_a = schedule_name(hopper), "rows"_a = p.rows, "slices"_a = p.slices, "chunk"_a = p.chunk,

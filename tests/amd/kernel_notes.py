@@ -45,6 +45,7 @@ WITHOUT_MATRICES = {
 
 # Templates that CDNA alone has: on other chips they are empty, or not there.
 OF_CDNA = {
+    "backward_walks_cdna",
     "chunk_scores_cdna",
     "chunk_walk_cdna",
     "gemm_packed_kernel",
@@ -110,13 +111,13 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         CDNA,
-        r"(chunk_walk|segment_states)(_cdna)?<fp16, .*",
+        r"(chunk_walk|segment_states|backward_walks)(_cdna)?<fp16, .*",
         "the cost of bfloat16, the maximum of the state, by which operands are scaled to stay below 65504, "
         "and packing, which takes two conversions per pair.",
     ),
     (
         CDNA,
-        r"(chunk_walk|segment_states)(_cdna)?<bf16, .*",
+        r"(chunk_walk|segment_states|backward_walks)(_cdna)?<bf16, .*",
         "costs of a chunk that hardly grow with the rows of a wave: weighting and rounding of operands, addresses in "
         "LDS, outputs that pass through LDS.",
     ),

@@ -106,6 +106,16 @@ def segment_states_cdna(kernel: Kernel, element: str, rows: str, chunk: str) -> 
     return segment_states(kernel, element, rows, chunk)
 
 
+def backward_walks_cdna(kernel: Kernel, element: str, value_rows: str, key_rows: str, chunk: str) -> Shape | None:
+    """The loops of the walks for dq, dk and dv, one of which a wave runs."""
+    of_values = walk_at(kernel, element, int(value_rows), int(chunk), "dq")
+    of_keys = walk_at(kernel, element, int(key_rows), int(chunk), "dv")
+    if not of_values or not of_keys:
+        return None
+    macs = 2 * of_values.macs + of_keys.macs
+    return replace(of_keys, lds=max(of_values.lds, of_keys.lds), macs=macs, staged=None)
+
+
 def chunk_walk_wide(kernel: Kernel, element: str, chunk: str, output: str) -> Shape | None:
     """Its plan counts on one block, and nothing bounds its registers for a second."""
     return walk_at(kernel, element, WIDE_ROWS, int(chunk), output, blocks=1)
@@ -242,6 +252,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         chunk_walk_cdna,
         segment_states,
         segment_states_cdna,
+        backward_walks_cdna,
         chunk_walk_wide,
         chunk_scores,
         chunk_scores_cdna,

@@ -11,10 +11,20 @@ namespace xlstm::gpu {
 void no_common_schedule() { throw std::logic_error("the emulator has the Hopper schedule alone"); }
 
 namespace mlstm {
-template <class E, class Output>
-void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*, Stream) {
+template <class E>
+void launch_forward_walk(const WalkPlan&, const Chip&, const WalkParams&, Stream) {
   no_common_schedule();
 }
+template void launch_forward_walk<float>(const WalkPlan&, const Chip&, const WalkParams&, Stream);
+template void launch_forward_walk<BFloat16>(const WalkPlan&, const Chip&, const WalkParams&, Stream);
+template void launch_forward_walk<Float16>(const WalkPlan&, const Chip&, const WalkParams&, Stream);
+template <class E>
+void launch_backward_walks(const BackwardPlan&, const BackwardWalks&, Stream) {
+  no_common_schedule();
+}
+template void launch_backward_walks<float>(const BackwardPlan&, const BackwardWalks&, Stream);
+template void launch_backward_walks<BFloat16>(const BackwardPlan&, const BackwardWalks&, Stream);
+template void launch_backward_walks<Float16>(const BackwardPlan&, const BackwardWalks&, Stream);
 template <class E>
 void launch_before_walks(const WalkPlan&, const Chip&, const BeforeWalks&, Stream) {
   no_common_schedule();
@@ -22,31 +32,6 @@ void launch_before_walks(const WalkPlan&, const Chip&, const BeforeWalks&, Strea
 template void launch_before_walks<float>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
 template void launch_before_walks<BFloat16>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
 template void launch_before_walks<Float16>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
-
-template void launch_walk<float, output::h>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                            Stream);
-template void launch_walk<float, output::dq>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                             Stream);
-template void launch_walk<float, output::dk>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                             Stream);
-template void launch_walk<float, output::dv>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                             Stream);
-template void launch_walk<BFloat16, output::h>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                               Stream);
-template void launch_walk<BFloat16, output::dq>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                                Stream);
-template void launch_walk<BFloat16, output::dk>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                                Stream);
-template void launch_walk<BFloat16, output::dv>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                                Stream);
-template void launch_walk<Float16, output::h>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                              Stream);
-template void launch_walk<Float16, output::dq>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                               Stream);
-template void launch_walk<Float16, output::dk>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                               Stream);
-template void launch_walk<Float16, output::dv>(const WalkPlan&, const Chip&, const WalkParams&, const float*, float*,
-                                               Stream);
 }  // namespace mlstm
 
 namespace engine {

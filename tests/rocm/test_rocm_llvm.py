@@ -27,6 +27,7 @@ OUTPUTS = rocm_llvm.ROOT / "test_outputs"
 # everything. LLVM needs more than a minute for the walk: by default gfx950 alone has it, and gfx1201 only clang's part.
 WALK = "chunk_walk_BFloat16"
 IN_WALK = {  # templates of that source
+    "backward_walks_cdna",
     "chunk_walk",
     "chunk_walk_cdna",
     "chunk_walk_wide",

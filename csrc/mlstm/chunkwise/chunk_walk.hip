@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of a walk and of what is before it, from its plan: launch_walk(), launch_before_walks().
+// Launches of walks and of what is before them, from their plans: launch_forward_walk(), launch_backward_walks(),
+// launch_before_walks().
 // Compiled once for each XLSTM_ELEMENT of: BFloat16 Float16 float
 
-#include "mlstm/chunkwise/chunk_walk_cdna.h"
+#include <algorithm>
+
+#include "mlstm/chunkwise/backward_walks_cdna.h"
 #include "mlstm/chunkwise/chunk_walk_wide.h"
 #include "mlstm/chunkwise/launch.h"
 #include "mlstm/chunkwise/segment_states.h"
@@ -32,10 +35,11 @@ void launch_wide(const WalkPlan& plan, const Chip& chip, const WalkParams& p, co
   launch_dots<E, kWideRows, kChunk>(plan, chip, p, dc_last, dots, stream);
 }
 
-// CDNA's schedule, where every token of every tensor is a row of vectors of 16 bytes; else the common one.
+// CDNA's schedule, where every token of every tensor is a row of vectors of 16 bytes; else the common one. Backward's
+// walks of the narrow class have one launch there (launch_together).
 template <class E, int kRows, int kChunk, class Output>
 auto walk_kernel([[maybe_unused]] const Chip& chip, [[maybe_unused]] const WalkParams& p) {
-  if constexpr (!kAsyncCopies)
+  if constexpr (!kAsyncCopies && (kRows != kNarrowClass || std::is_same_v<Output, output::h>))
     if (chip.family == Family::cdna && rows_are_vectors(p, Output::kTerms))
       return chunk_walk_cdna<E, kRows, kChunk, Output>;
   return chunk_walk<E, kRows, kChunk, Output>;
@@ -98,7 +102,7 @@ void launch_shape(const WalkPlan& plan, const Chip& chip, const WalkParams& p, c
 template <class E, class F>
 void with_shape(const WalkPlan& plan, F&& f) {
   const auto with_rows = [&](auto chunk) {
-    switch (plan.narrow ? kNarrowClass : plan.rows) {
+    switch (walk_class(plan)) {
       case 64:
         return f(std::integral_constant<int, 64>{}, chunk);
       case 128:
@@ -124,6 +128,53 @@ void launch_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, co
     launch_shape<E, rows.value, chunk.value, Output>(plan, chip, p, dc_last, dots, stream);
   });
 }
+template <class E>
+void launch_forward_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, Stream stream) {
+  launch_walk<E, output::h>(plan, chip, p, nullptr, nullptr, stream);
+}
+template void launch_forward_walk<XLSTM_ELEMENT>(const WalkPlan&, const Chip&, const WalkParams&, Stream);
+
+// The three walks of backward as one launch of CDNA, for states of these classes: dq's and dk's, and dv's.
+template <class E, int kValueRows, int kKeyRows>
+void launch_together([[maybe_unused]] const BackwardPlan& plan, [[maybe_unused]] const BackwardWalks& walks,
+                     [[maybe_unused]] Stream stream) {
+  if constexpr (!kAsyncCopies && sizeof(E) == 2) {
+    constexpr int kChunk = strip_step(Family::cdna, sizeof(E));
+    const auto shape_of = [&](int rows) { return walk_shape(plan.chip.family, sizeof(E), rows, kChunk); };
+    const auto blocks_of = [](const WalkPlan& p) { return uint32_t(p.blocks); };
+    const WalkShape of_values = shape_of(kValueRows), of_keys = shape_of(kKeyRows);
+    launch("walks of backward", backward_walks_cdna<E, kValueRows, kKeyRows, kChunk>,
+           {blocks_of(plan.dq) + blocks_of(plan.dk) + blocks_of(plan.dv), of_keys.threads,
+            std::max(of_values.lds_bytes, of_keys.lds_bytes)},
+           stream, BackwardWalkParams{{walks.dq, walks.dk, walks.dv}, {blocks_of(plan.dq), blocks_of(plan.dk)}});
+    launch_dots<E, kValueRows, kChunk>(plan.dq, plan.chip, walks.dq, walks.dc_last, walks.dots, stream);
+  }
+}
+// Whether the walks have been launched together.
+template <class E>
+bool launch_together(const BackwardPlan& plan, const BackwardWalks& walks, Stream stream) {
+  if (kAsyncCopies || !plan.walks_together || !rows_are_vectors(walks.dq, output::dq::kTerms) ||
+      !rows_are_vectors(walks.dk, output::dk::kTerms) || !rows_are_vectors(walks.dv, output::dv::kTerms))
+    return false;
+  if (plan.dk.narrow)
+    launch_together<E, kNarrowClass, 64>(plan, walks, stream);
+  else if (plan.dv.narrow)
+    launch_together<E, 64, kNarrowClass>(plan, walks, stream);
+  else if (plan.dk.rows == 64)
+    launch_together<E, 64, 64>(plan, walks, stream);
+  else
+    launch_together<E, 128, 128>(plan, walks, stream);
+  return true;
+}
+
+template <class E>
+void launch_backward_walks(const BackwardPlan& plan, const BackwardWalks& walks, Stream stream) {
+  if (launch_together<E>(plan, walks, stream)) return;
+  launch_walk<E, output::dq>(plan.dq, plan.chip, walks.dq, walks.dc_last, walks.dots, stream);
+  launch_walk<E, output::dk>(plan.dk, plan.chip, walks.dk, nullptr, nullptr, stream);
+  launch_walk<E, output::dv>(plan.dv, plan.chip, walks.dv, nullptr, nullptr, stream);
+}
+template void launch_backward_walks<XLSTM_ELEMENT>(const BackwardPlan&, const BackwardWalks&, Stream);
 
 template <class E>
 void launch_before_walks(const WalkPlan& plan, const Chip& chip, const BeforeWalks& before, Stream stream) {
@@ -132,14 +183,5 @@ void launch_before_walks(const WalkPlan& plan, const Chip& chip, const BeforeWal
   });
 }
 template void launch_before_walks<XLSTM_ELEMENT>(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
-
-#define XLSTM_WALK(Output)                                                                                  \
-  template void launch_walk<XLSTM_ELEMENT, output::Output>(const WalkPlan&, const Chip&, const WalkParams&, \
-                                                           const float*, float*, Stream);
-XLSTM_WALK(h)
-XLSTM_WALK(dq)
-XLSTM_WALK(dk)
-XLSTM_WALK(dv)
-#undef XLSTM_WALK
 
 }  // namespace xlstm::gpu::mlstm

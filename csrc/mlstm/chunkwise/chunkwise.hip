@@ -53,15 +53,6 @@ void launch_vectors(const VectorParams& n, const VectorParams* dn, Stream stream
 // Whether the states between segments have launches of their own. (The Hopper schedule makes them with each walk.)
 bool has_states_before(const WalkPlan& plan) { return plan.schedule == Schedule::common && plan.segments > 1; }
 
-// Launches a walk by the plan's schedule. With state_before_last also <dc_last, state_before_last>.
-template <class E, class Output>
-void run_walk(const WalkPlan& plan, const Chip& chip, const WalkParams& p, const float* dc_last, float* dots,
-              Stream stream, const ScoringParams* scoring = nullptr) {
-  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
-    if (plan.schedule == Schedule::hopper) return launch_walk_hopper<Output>(plan, p, scoring, dc_last, dots, stream);
-  launch_walk<E, Output>(plan, chip, p, dc_last, dots, stream);
-}
-
 // Workspace of the gates, in forward and in backward.
 struct CommonMemory : GateMemory {
   void* scores;
@@ -151,7 +142,11 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
       launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
     }
   }
-  run_walk<E, output::h>(plan.walk, chip, p, nullptr, nullptr, stream, plan.walk.makes_scores ? &scoring : nullptr);
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (plan.walk.schedule == Schedule::hopper)
+      return launch_walk_hopper<output::h>(plan.walk, p, plan.walk.makes_scores ? &scoring : nullptr, nullptr, nullptr,
+                                           stream);
+  launch_forward_walk<E>(plan.walk, chip, p, stream);
 }
 
 // ---- backward
@@ -236,7 +231,7 @@ WalkParams dk_walk_params(const xlstm_mlstm_backward& call, const WalkPlan& plan
 
 // How the walk for dk, whose states between segments the walk for dv reads, lays them out.
 StateTiles state_tiles(const WalkPlan& dk, const Chip& chip, int bytes) {
-  const WalkShape shape = walk_shape(chip.family, bytes, dk.narrow ? kNarrowClass : dk.rows, dk.chunk);
+  const WalkShape shape = walk_shape(chip.family, bytes, walk_class(dk), dk.chunk);
   const auto bits = [](int power_of_two) { return int(std::bit_width(unsigned(power_of_two))) - 1; };
   return {bits(shape.x_per_wave), bits(shape.y_tile), shape.waves_x, shape.threads, dk.tiles};
 }
@@ -321,6 +316,17 @@ void launch_gate_gradients(const FlowParams& p, const BorderParams& borders, Str
 }
 
 template <class E>
+void run_walks(const BackwardPlan& plan, const BackwardWalks& walks, Stream stream) {
+  if constexpr (kHasHopperKernels && __is_same(E, BFloat16))
+    if (plan.dq.schedule == Schedule::hopper) {
+      launch_walk_hopper<output::dq>(plan.dq, walks.dq, nullptr, walks.dc_last, walks.dots, stream);
+      launch_walk_hopper<output::dk>(plan.dk, walks.dk, nullptr, nullptr, nullptr, stream);
+      return launch_walk_hopper<output::dv>(plan.dv, walks.dv, nullptr, nullptr, nullptr, stream);
+    }
+  launch_backward_walks<E>(plan, walks, stream);
+}
+
+template <class E>
 void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, const BackwardMemory& memory,
                   Stream stream) {
   const xlstm_mlstm& in = call.in;
@@ -341,9 +347,7 @@ void run_backward(const xlstm_mlstm_backward& call, const BackwardPlan& plan, co
     launch_vectors(n, &dn, stream);
   if (has_states_before(plan.dv) && !plan.dv.reads_transposed)
     launch_before_walks<E>(plan.dv, chip, {nullptr, &dv, nullptr, nullptr, nullptr}, stream);
-  run_walk<E, output::dq>(plan.dq, chip, dq, floats(call.dc_last), memory.state_dots, stream);
-  run_walk<E, output::dk>(plan.dk, chip, dk, nullptr, nullptr, stream);
-  run_walk<E, output::dv>(plan.dv, chip, dv, nullptr, nullptr, stream);
+  run_walks<E>(plan, {dq, dk, dv, floats(call.dc_last), memory.state_dots}, stream);
   launch_gate_gradients(flow_params(call, plan, memory, scores), border_params(plan.dq, memory, dqk), stream);
 }
 

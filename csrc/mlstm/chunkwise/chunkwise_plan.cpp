@@ -12,26 +12,28 @@ namespace xlstm::gpu::mlstm {
 
 namespace {
 
-// The time of a walk of `chunks` that is split into `segments`, in chunks of one block. A split walk first computes the
+// The time of walks of `chunks` that are split into `segments`, in chunks of one block. Split walks first compute the
 // states of all segments but the last, at half the cost of a walk.
 struct WalkTime {
-  int64_t blocks, chunks;
-  int64_t units;  // blocks that run at a time
+  int64_t blocks, state_blocks;  // of a segment: of the walks, and of the states before them
+  int64_t chunks;
+  int64_t units;       // blocks that run at a time
+  int blocks_of_unit;  // that may share a compute unit of CDNA
   Family family;
 
   // How long that many blocks take, each alone for one unit of time.
-  double rounds(int64_t count, int blocks_of_unit) const {
+  double rounds(int64_t count) const {
     const double alone = double(ceil_div(count, units));
     // CDNA: by predicted times, two blocks that share a compute unit take 1.4 times as long as one.
     return blocks_of_unit > 1 ? std::min(alone, 1.4 * double(ceil_div(count, 2 * units))) : alone;
   }
-  double of(int64_t segments, int blocks_of_unit) const {
+  double of(int64_t segments) const {
     const bool cdna = family == Family::cdna;
-    const double overhead = cdna ? 3 : 0;  // of a block, in chunks: the state, a prologue and an epilogue
+    const double overhead = cdna ? 2.2 : 0;  // of a block, in chunks: the state, a prologue and an epilogue
     const double each = cdna ? double(ceil_div(chunks, segments)) : double(chunks) / double(segments);
-    const double walk = rounds(blocks * segments, blocks_of_unit) * (overhead + each);
+    const double walk = rounds(blocks * segments) * (overhead + each);
     if (segments == 1) return walk;
-    return walk + rounds(blocks * (segments - 1), blocks_of_unit) * (overhead + 0.5 * each);
+    return walk + rounds(state_blocks * (segments - 1)) * (overhead + 0.5 * each);
   }
 };
 // The fewest chunks of a segment. Where eight hide a block's prologue and epilogue, its time does not count them.
@@ -63,14 +65,12 @@ int chunk_for(const MlstmShape& s, const Chip& chip, std::initializer_list<int64
                               " bytes of LDS of this GPU");
 }
 
-// rows, columns: of the state.
-WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t columns, int chunk) {
+// The kernel and the tiles of a walk. rows, columns: of the state.
+WalkPlan plan_tiles(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t columns, int chunk) {
   WalkPlan p{};
   p.chunk = chunk;
   p.rows = walk_rows(rows);
   p.slices = rows > kMaxWalkRows ? int(ceil_div(rows, p.rows)) : 1;
-  int64_t at_once = chip.compute_units;
-  int blocks_of_unit = 1;  // that may share a compute unit of CDNA
   if (chunk == kHopperChunk) {
     p.schedule = Schedule::hopper;
     p.rows = std::max(p.rows, 128);
@@ -81,30 +81,59 @@ WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t 
   } else {
     p.narrow = p.rows == class_rows(kNarrowClass) && columns <= kNarrowColumns &&
                has_walk(chip.family, s.element_bytes, kNarrowClass, chunk);
-    const WalkShape shape = walk_shape(chip.family, s.element_bytes, p.narrow ? kNarrowClass : p.rows, chunk);
-    at_once *= shape.blocks_at_once;
-    if (chip.family == Family::cdna) blocks_of_unit = shape.blocks;
-    p.y_tile = shape.y_tile;
+    p.y_tile = walk_shape(chip.family, s.element_bytes, walk_class(p), chunk).y_tile;
     p.tiles = int(ceil_div(columns, p.y_tile));
   }
-  const int64_t blocks = s.sequences * s.heads * p.tiles;
-  const int64_t chunks = ceil_div(s.length, chunk);
-  const int64_t least_chunks = least_chunks_of_segment(chip.family);
-  const int64_t max_segments =
-      p.slices > 1 ? 1 : std::max<int64_t>(1, std::min<int64_t>(chunks / least_chunks, kMaxSegments));
+  return p;
+}
+
+// How long walks take of which this is one. tiles: of all of them, state_tiles of those that have states of their own.
+WalkTime walk_time(const MlstmShape& s, const Chip& chip, const WalkPlan& p, int tiles, int state_tiles) {
+  WalkTime time{s.sequences * s.heads * tiles,
+                s.sequences * s.heads * state_tiles,
+                ceil_div(s.length, p.chunk),
+                chip.compute_units,
+                1,
+                chip.family};
+  if (p.schedule == Schedule::common) {
+    const WalkShape shape = walk_shape(chip.family, s.element_bytes, walk_class(p), p.chunk);
+    time.units *= shape.blocks_at_once;
+    if (chip.family == Family::cdna) time.blocks_of_unit = shape.blocks;
+  }
+  return time;
+}
+
+// How many segments are requested, or take the least time.
+int64_t best_segments(const MlstmShape& s, const WalkPlan& p, const WalkTime& time) {
   const int64_t allowed = p.slices > 1 ? 1 : kMaxSegments;
   if (s.segments > allowed)
     throw std::invalid_argument("segments: expected at most " + std::to_string(allowed) +
                                 " of these head dims on a GPU, got " + std::to_string(s.segments));
-  const WalkTime time{blocks, chunks, at_once, chip.family};
-  const auto time_of = [&](int64_t n) { return time.of(n, blocks_of_unit); };
-  int64_t best = s.segments ? std::min(s.segments, chunks) : 1;
-  for (int64_t n = 2; s.segments == 0 && n <= max_segments; ++n)
-    if (time_of(n) < 0.95 * time_of(best)) best = n;
-  p.segment_chunks = int(ceil_div(chunks, best));
+  if (s.segments) return s.segments;
+  const double gain = time.family == Family::cdna ? 1 : 0.95;  // by which more segments must be faster
+  int64_t best = 1;
+  for (int64_t n = 2; n <= std::min(time.chunks / least_chunks_of_segment(time.family), allowed); ++n)
+    if (time.of(n) < gain * time.of(best)) best = n;
+  return best;
+}
+
+void set_segments(WalkPlan& p, const MlstmShape& s, int64_t segments) {
+  const int64_t chunks = ceil_div(s.length, p.chunk);
+  p.segment_chunks = int(ceil_div(chunks, std::min(segments, chunks)));
   p.segments = int(ceil_div(chunks, p.segment_chunks));
   p.blocks = int(s.sequences * s.heads * p.tiles * p.segments);
+}
+
+WalkPlan plan_walk(const MlstmShape& s, const Chip& chip, int64_t rows, int64_t columns, int chunk) {
+  WalkPlan p = plan_tiles(s, chip, rows, columns, chunk);
+  set_segments(p, s, best_segments(s, p, walk_time(s, chip, p, p.tiles, p.tiles)));
   return p;
+}
+
+// Whether CDNA has a kernel for backward's walks together: the same threads, and states of at most 128 rows.
+bool walk_together(const MlstmShape& s, const Chip& chip, const WalkPlan& dk, const WalkPlan& dv) {
+  const auto suits = [](const WalkPlan& p) { return p.slices == 1 && p.rows <= 128; };
+  return chip.family == Family::cdna && s.element_bytes == 2 && suits(dk) && suits(dv);
 }
 
 // Whether the pairs of all tokens take less time than states between chunks, in microseconds of an MI300X, as predicted
@@ -154,15 +183,17 @@ BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
     return {chip, dq, dq, plan_parallel(s, s.dhv)};
   }
   const int chunk = chunk_for(s, chip, {s.dqk, s.dhv});
-  const WalkPlan dk = plan_walk(s, chip, s.dhv, s.dqk, chunk);
-  BackwardPlan p{chip, dk, dk, plan_walk(s, chip, s.dqk, s.dhv, chunk)};
-  if (chip.family == Family::cdna && dk.segments > 1 && p.dv.slices == 1) {
-    MlstmShape as_dk = s;
-    as_dk.segments = dk.segments;
-    p.dv = plan_walk(as_dk, chip, s.dqk, s.dhv, chunk);
-    p.dv.reads_transposed = true;
+  WalkPlan dk = plan_tiles(s, chip, s.dhv, s.dqk, chunk), dv = plan_tiles(s, chip, s.dqk, s.dhv, chunk);
+  const bool together = walk_together(s, chip, dk, dv);
+  const int tiles = together ? 2 * dk.tiles + dv.tiles : dk.tiles, state_tiles = together ? 2 * dk.tiles : dk.tiles;
+  set_segments(dk, s, best_segments(s, dk, walk_time(s, chip, dk, tiles, state_tiles)));
+  if (together || (chip.family == Family::cdna && dk.segments > 1 && dv.slices == 1)) {
+    set_segments(dv, s, dk.segments);
+    dv.reads_transposed = dk.segments > 1;
+  } else {
+    set_segments(dv, s, best_segments(s, dv, walk_time(s, chip, dv, dv.tiles, dv.tiles)));
   }
-  return p;
+  return {chip, dk, dk, dv, together};
 }
 
 }  // namespace xlstm::gpu::mlstm

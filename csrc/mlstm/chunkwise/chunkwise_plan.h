@@ -39,6 +39,8 @@ struct WalkPlan {
   int blocks;             // of the walk itself, without the launch for the states between segments
 };
 
+// Of walk_shape().
+inline int walk_class(const WalkPlan& p) { return p.narrow ? kNarrowClass : p.rows; }
 // A parallel "walk" is a product of kProductColumns columns a block.
 inline bool is_parallel(const WalkPlan& p) { return p.schedule == Schedule::parallel; }
 
@@ -51,7 +53,8 @@ struct ForwardPlan {
 };
 struct BackwardPlan {
   Chip chip;
-  WalkPlan dq, dk, dv;  // all three have one chunk length
+  WalkPlan dq, dk, dv;          // all three have one chunk length
+  bool walks_together = false;  // one launch of CDNA, where all rows are vectors of 16 bytes
 };
 
 // Both throw std::invalid_argument where no kernel fits the chip's LDS, or where no kernel exists for a requested chunk

@@ -21,9 +21,18 @@ struct BeforeWalks {
 template <class E>
 void launch_before_walks(const WalkPlan&, const Chip&, const BeforeWalks&, Stream);
 
-// Launches a walk, whose states between segments are there. With state_before_last also <dc_last, state_before_last>.
-template <class E, class Output>
-void launch_walk(const WalkPlan&, const Chip&, const WalkParams&, const float* dc_last, float* dots, Stream);
+// Launches forward's walk, whose states between segments are there.
+template <class E>
+void launch_forward_walk(const WalkPlan&, const Chip&, const WalkParams&, Stream);
+
+// The same for backward's. With state_before_last of dq also <dc_last, state_before_last>.
+struct BackwardWalks {
+  const WalkParams &dq, &dk, &dv;
+  const float* dc_last;  // or null
+  float* dots;
+};
+template <class E>
+void launch_backward_walks(const BackwardPlan&, const BackwardWalks&, Stream);
 
 // The same, and the states before it, for bfloat16 where the plan says Schedule::hopper, in a library for CUDA.
 // scoring: for a walk that makes its scores, where the plan says so; else null.
