@@ -325,6 +325,7 @@ struct Walk {
       if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // the same for all lanes of a wave
       float value[kVec16Elements<E>];
       add_parts(tiles, t, column, value);
+      if (kTerms.divides_by_n) scale(value, tiles.factor(kInverseN)[t]);
       if (kTerms.gradient_terms)
         add_gradient_terms(tiles, t, column, value, stages.dot_with.vec16(tiles.dot_with, i), y_vec16(tiles, stages, i),
                            dots);
@@ -347,7 +348,7 @@ struct Walk {
           tiles.out[xlstm::gpu::mlstm::out_offset_from(base, kFamily, sizeof(E), kY, t, column)] = out[ts][ys].value[j];
         }
   }
-  // The sum of the parts, over N where the output is h.
+  // The sum of the parts.
   template <int n>
   XLSTM_DEVICE void add_parts(const ChunkTiles& tiles, int t, int column, float (&value)[n]) {
 #pragma unroll
@@ -358,10 +359,11 @@ struct Walk {
 #pragma unroll
         for (int e = 0; e < 4; ++e) value[j + e] = w ? as_float(sums.word[e]) + value[j + e] : as_float(sums.word[e]);
       }
-    if (kTerms.divides_by_n) {
+  }
+  template <int n>
+  XLSTM_DEVICE static void scale(float (&value)[n], float by) {
 #pragma unroll
-      for (int j = 0; j < n; ++j) value[j] *= tiles.factor(kInverseN)[t];
-    }
+    for (int j = 0; j < n; ++j) value[j] *= by;
   }
   // The dots of a chunk's tokens with what lies in dot_with.
   XLSTM_DEVICE float* dots_of(int64_t slots) const {

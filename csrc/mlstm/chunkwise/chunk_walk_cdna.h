@@ -6,6 +6,9 @@
 // bounds of tensors, so that a last chunk with fewer tokens takes the same path. Where a path of another layout joins,
 // the compiler would wait for all loads under way.
 //
+// The walk for h makes the normalisers, from n before each chunk: the waves that have the same rows of the state share
+// the products of q and n, which meet in LDS, where walks with gradients have a vector.
+//
 // A stage that has fewer units than the block has threads begins where the one before it ends, so that no wave stores
 // them all.
 //
@@ -44,6 +47,15 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
   };
   using StreamOfA = StreamOperand<E>[kXStrips][kTStrips];
 
+  static constexpr bool kMakesN = kTerms.divides_by_n && makes_normalisers(kRows);
+  // A wave has the tokens of one of a's vectors, and of the strips every kNStep-th. Each token has kNParts sums.
+  static constexpr int kNStep = kShape.waves_y / kAVectors, kNStrips = (kXStrips + kNStep - 1) / kNStep;
+  static constexpr int kNParts = kShape.waves_x * kNStep, kNVectors = kVec16Elements<E> / 4;
+  static_assert(!kMakesN || (kTStrips == 1 && kShape.waves_y % kAVectors == 0 && kNParts * kChunk <= 2 * kY));
+  struct StageN {  // n, of the features that a lane has
+    Vec16 n[kNStrips][kNVectors];
+  };
+
   // The thread that has a stage's first unit.
   static constexpr int threads_of(int units) { return (units + kWave - 1) / kWave * kWave; }
   static constexpr int kFirstOfX = threads_of(StageY::kUnits) % kThreads;
@@ -55,11 +67,17 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
 
   const int tokens;           // of the sequence
   const uint32_t first_slot;  // of its first chunk
+  float* l_rows = nullptr;    // where a wave stores l, from its lane's token on: scalar registers are few
 
   XLSTM_DEVICE CdnaWalk(const WalkParams* params, const Segment& where, int y_tile_index, char* memory)
       : Base(params, where, y_tile_index, memory),
         tokens(int(where.end - where.begin)),
-        first_slot(uint32_t(where.slot_of(params->where, 0))) {}
+        first_slot(uint32_t(where.slot_of(params->where, 0))) {
+    if constexpr (kMakesN) {
+      const bool stores = params->l && y_tile_index == 0 && wave_id() == kThreads / kWave - 1;
+      l_rows = opaque(stores ? params->l + (where.row * params->where.length + where.begin) + lane_id() : nullptr);
+    }
+  }
 
   XLSTM_DEVICE static int this_thread() { return kAddressesAhead ? int(threadIdx.x) : opaque_thread(); }
   XLSTM_DEVICE static int thread_from(int first) { return (this_thread() + kThreads - first) % kThreads; }
@@ -133,6 +151,59 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
   }
   XLSTM_DEVICE void store_x(Loads& s, const ChunkTiles& tiles) { s.x.store_fetched(tiles.x, thread_from(kFirstOfX)); }
 
+  // ---- normalisers
+
+  XLSTM_DEVICE static uint32_t wave_y() { return uint32_t(wave_id()) / kShape.waves_x; }
+  XLSTM_DEVICE static uint32_t n_strip(uint32_t i) { return wave_y() / kAVectors + i * kNStep; }
+  XLSTM_DEVICE void fetch_n(StageN& s, int n) {
+    const uint32_t columns = in.p->a.columns, slot = first_slot + uint32_t(in.chunk_at(n));
+    const MemoryRange from{reinterpret_cast<const char*>(global(in.p->vector) + uint64_t(slot) * columns), columns * 4};
+#pragma unroll
+    for (int i = 0; i < kNStrips; ++i) {
+      const int feature = x0 + n_strip(i) * kStep<E> + lane_id() / 16 * kVec16Elements<E>;
+      const uint32_t offset = kXStrips % kNStep == 0 || n_strip(i) < kXStrips ? feature * 4 : kBeyond;
+#pragma unroll
+      for (int v = 0; v < kNVectors; ++v) s.n[i][v] = load_vec16(from, offset + v * 16);
+    }
+  }
+  // Where sum `part` of q n of a token lies.
+  XLSTM_DEVICE float* n_sum(uint32_t token, uint32_t part) const {
+    const uint32_t at = token * kNParts + part;
+    return in.chunk_tiles(0).vector() + at + at / kY * (kShape.factor_floats - kY);
+  }
+  XLSTM_DEVICE void multiply_n(const StreamOfA& a, const StageN& s) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kNStrips; ++i)
+#pragma unroll
+      for (int y = 0; y < kShape.waves_y; ++y) {  // registers have constant indices
+        const int xs = y / kAVectors + i * kNStep;
+        if (xs < kXStrips && wave_y() == uint32_t(y))
+#pragma unroll
+          for (int e = 0; e < kVec16Elements<E>; ++e)
+            sum += element<E>(a[xs][0].k[y % kAVectors], e) * as_float(s.n[i][e / 4].word[e % 4]);
+      }
+    sum += shuffle_xor(sum, 16);
+    sum += shuffle_xor(sum, 32);
+    const int lane16 = lane % 16, token = sizeof(E) == 2 ? interleaved_row(lane16, wave_y() % kAVectors) : lane16;
+    if (lane < 16) *n_sum(token, uint32_t(wave_id()) % kShape.waves_x * kNStep + n_strip(0)) = sum;
+  }
+  XLSTM_DEVICE float l_of(const ChunkTiles& tiles, int t) const {
+    float qn = 0;
+#pragma unroll
+    for (int part = 0; part < kNParts; ++part) qn += *n_sum(t, part);
+    return tiles.factor(kInter)[t] * qn + tiles.factor(kRowSum)[t];
+  }
+  XLSTM_DEVICE float inverse_n(const ChunkTiles& tiles, int t, const WalkParams* p) const {
+    if (!p->normalize) return 1;
+    const float l = fabsf(l_of(tiles, t)), least = tiles.factor(kLeastN)[t];
+    return reciprocal((l <= least ? least : l) + p->eps);  // a NaN of l stays
+  }
+  // By one wave, of the first tile.
+  XLSTM_DEVICE void store_l(const ChunkTiles& tiles, int chunk) const {
+    if (l_rows && lane < valid_of(chunk)) l_rows[uint32_t(chunk * kChunk)] = l_of(tiles, lane);
+  }
+
   // ---- products
 
   // out = f (a C)
@@ -170,6 +241,8 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
     const int thread = this_thread();
     const int64_t slots = int64_t(uint64_t(first_slot + uint32_t(chunk)) * kChunk);
     float* dots = kTerms.gradient_terms ? this->dots_of(slots) : nullptr;
+    if constexpr (kMakesN) store_l(tiles, chunk);
+    [[maybe_unused]] const WalkParams* p = reload_params(in.p);
 #pragma unroll
     for (int i = 0; i < StageRows::kEach; ++i) {
       constexpr int kRowUnits = StageRows::kRowUnits;
@@ -177,6 +250,8 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
       if (StageRows::kUnits % kThreads != 0 && t >= kChunk) break;  // the same for all lanes of a wave
       float value[kVec16Elements<E>];
       this->add_parts(tiles, t, column, value);
+      if constexpr (kTerms.divides_by_n)
+        this->scale(value, kMakesN ? inverse_n(tiles, t, p) : tiles.factor(kInverseN)[t]);
       if constexpr (kTerms.gradient_terms)
         this->add_gradient_terms(tiles, t, column, value, s.dot_with.fetched[i], s.y.fetched[i], dots);
       store_vec16(range, to.offset(t, column), __builtin_bit_cast(Vec16, pack_elements<E>(value)));
@@ -192,8 +267,10 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
     const int chunks = in.segment.last_chunk - in.segment.first_chunk;
     Loads next;
     StreamOfA stream;
+    StageN n_values;
     fetch_rest(next, x, y, 0);
     if constexpr (!kTerms.states_only) fetch_a(stream, a, 0);
+    if constexpr (kMakesN) fetch_n(n_values, 0);
     float decay = uniform(next.decay);
     store_rest(next, in.chunk_tiles(0));
     store_x(next, in.chunk_tiles(0));
@@ -201,7 +278,8 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
     for (int n = 0; n < chunks; ++n) {
       lane = this_thread() % kWave;
       const int then = n + 1 < chunks ? n + 1 : n;  // a load again costs less than a branch
-      if (n + 1 == chunks) this->store_before_last();
+      if constexpr (kTerms.gradient_terms && !kTerms.reverse)
+        if (n + 1 == chunks) this->store_before_last();
       const ChunkTiles tiles = in.chunk_tiles(n);
       OutputInputs output_inputs;
       fetch_output_inputs(output_inputs, dot_with, y, n);
@@ -210,6 +288,10 @@ struct CdnaWalk : Walk<E, kRows, kChunk, Output> {
       Strip<E> out[kTStrips][kYStrips];  // unused where the walk has no outputs
       if constexpr (!kTerms.states_only) {
         multiply_state(out, stream, tiles);
+        if constexpr (kMakesN) {
+          multiply_n(stream, n_values);
+          fetch_n(n_values, then);
+        }
         fetch_a(stream, a, then);
       }
       this->add_chunk(out, tiles, decay);
@@ -243,13 +325,6 @@ __global__ __launch_bounds__(
     walk_shape(kFamily, sizeof(E), kRows, kChunk).blocks) void chunk_walk_cdna(const WalkParams params) {
   if constexpr (kFamily == Family::cdna && has_walk(kFamily, sizeof(E), kRows, kChunk))
     walk_segment<CdnaWalk<E, kRows, kChunk, Output>>(reload_params(kernel_params(params)));
-}
-
-// Whether chunk_walk_cdna can load these tensors.
-inline bool rows_are_vectors(const WalkParams& p, const WalkTerms& terms) {
-  const auto are_vectors = [](const Tokens& x) { return x.is_aligned16 && x.stride[2] >= x.columns; };
-  return are_vectors(p.x) && are_vectors(p.y) && (terms.states_only || (are_vectors(p.a) && are_vectors(p.out))) &&
-         (!terms.gradient_terms || are_vectors(p.dot_with));
 }
 
 }  // namespace xlstm::gpu::mlstm

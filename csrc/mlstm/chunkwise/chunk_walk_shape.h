@@ -112,6 +112,10 @@ constexpr WalkShape walk_shape(Family f, int element_bytes, int walk_class, int 
   return s;
 }
 
+// Whether CDNA's walk for h (chunk_walk_cdna.h) makes the normalisers. With more rows it loses as much time by their
+// products in each chunk as their launch takes.
+constexpr bool makes_normalisers(int walk_class) { return walk_class <= 64; }
+
 // The chunk lengths that kernels are compiled for, the longest first.
 constexpr int kChunks[] = {32, 16};
 

@@ -117,12 +117,6 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   scores.m_last = floats(call.m_last);
   const ScoringParams scoring{memory.gate_terms, floats(in.n_initial), floats(call.n_last), floats(call.l),
                               memory.segment_n,  float(scores.scale),  float(in.eps),       normalised(in)};
-  if (plan.walk.makes_scores) {
-    if constexpr (kHasHopperKernels) launch_gate_terms_hopper(scores, memory.gate_terms, stream);
-  } else {
-    scores.row_sums = memory.row_sums;
-    launch_scores<E, false>(scores, chip, stream);
-  }
   WalkParams p = walk_params(memory, plan.walk, scores.q, scores.k, tokens(in.v, in.dhv, in),
                              tokens(call.h, in.dhv, in), memory.segment_states);
   p.scores = memory.scores;
@@ -130,16 +124,30 @@ void run_forward(const xlstm_mlstm_forward& call, const ForwardPlan& plan, const
   p.state_out = floats(call.c_last);
   p.state_x = in.dhv;
   p.state_y = 1;
-  if (!plan.walk.makes_scores) {
+  if (plan.walk.makes_scores) {
+    if constexpr (kHasHopperKernels) launch_gate_terms_hopper(scores, memory.gate_terms, stream);
+  } else {
+    const bool walk_divides = chip.family == Family::cdna && plan.walk.slices == 1 &&
+                              makes_normalisers(walk_class(plan.walk)) && rows_are_vectors(p, output::h::kTerms);
+    if (walk_divides) {
+      p.vector = memory.chunk_n;
+      p.l = floats(call.l);
+      p.eps = float(in.eps);
+      p.normalize = normalised(in);
+    } else {
+      scores.row_sums = memory.row_sums;
+    }
+    launch_scores<E, false>(scores, chip, stream);
     const VectorParams n{memory.where,        memory.chunk_n, memory.decay, floats(in.n_initial),
                          floats(call.n_last), int(in.dqk),    false};
     const NormaliserParams normaliser{memory.where,   scores.q,       memory.row_sums, memory.chunk_n, memory.m,
                                       floats(call.l), memory.factors, in.eps,          normalised(in)};
     if (has_states_before(plan.walk)) {
-      launch_before_walks<E>(plan.walk, chip, {&p, nullptr, &n, nullptr, &normaliser}, stream);
+      launch_before_walks<E>(plan.walk, chip, {&p, nullptr, &n, nullptr, walk_divides ? nullptr : &normaliser}, stream);
     } else {
       launch_vectors(n, nullptr, stream);
-      launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
+      if (!walk_divides)
+        launch("normalisers", normalisers<E>, {chunks(memory.where), kNormaliserThreads, 0}, stream, normaliser);
     }
   }
   if constexpr (kHasHopperKernels && __is_same(E, BFloat16))

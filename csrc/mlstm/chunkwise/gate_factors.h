@@ -81,8 +81,11 @@ XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk
     factors.inter /= n;
     g.scale_over_n[t] = float(p.scale / n);
     p.flows.state_share[at] = float(state_share);
-  } else {
-    p.factors[factor_at(c.slot, kDiagonal, t, kChunk)] = 0;  // the walks copy all factors, including this unused one
+  } else {  // the walks copy all factors, including an unused one
+    const bool walk_divides = kFamily == Family::cdna && !p.row_sums;
+    constexpr double kMost = __FLT_MAX__;
+    const double least_n = walk_divides ? exp(-m) : 0.0;
+    p.factors[factor_at(c.slot, kLeastN, t, kChunk)] = float(least_n < kMost ? least_n : kMost);
   }
   p.factors[factor_at(c.slot, kInter, t, kChunk)] = float(factors.inter);
   p.factors[factor_at(c.slot, kInto, t, kChunk)] = into;

@@ -88,14 +88,14 @@ struct CdnaScores : CdnaRowProducts<E> {
     const int t = row0 + r, column = s * kStripColumns + lane % 16;
     return decay(g.row_high[t], g.row_low[t], g.column_high[column], g.column_low[column]);
   }
-  // Row r's sum over all columns goes to the array, by the row's first lane.
+  // Row r's sum over all columns goes to the chunk's array, by the row's first lane.
   XLSTM_DEVICE void store_row_sums(const float (&sums)[kRows], float* to) const {
     float sum[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r] = sum_over_row(sums[r]);
     if (lane % 16 != 0) return;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) to[in_slots(row0 + r)] = sum[r];
+    for (int r = 0; r < kRows; ++r) to[row0 + r] = sum[r];
   }
   // The sum over a strip's rows goes to the array, by the lanes of its first rows.
   XLSTM_DEVICE void store_column_sum(float sum, int strip, float* to) const {
@@ -116,7 +116,7 @@ struct CdnaScores : CdnaRowProducts<E> {
         x = column <= t && t < c.valid ? float(p.scale) * x * decay_of(r, s) : 0.0f;
         sums[r] += x;
       }
-    store_row_sums(sums, p.row_sums);
+    store_row_sums(sums, p.row_sums ? p.row_sums + in_slots(0) : p.factors + factor_at(c.slot, kRowSum, 0, kChunk));
     store_pairs(qk, p.scores);
   }
 
@@ -143,7 +143,7 @@ struct CdnaScores : CdnaRowProducts<E> {
         qk[s].value[r] = below ? to_float(from_float<E>(x)) * product : 0.0f;
         sums[r] += qk[s].value[r];
       }
-    store_row_sums(sums, p.flows.walk_reaching);
+    store_row_sums(sums, p.flows.walk_reaching + in_slots(0));
     store_pairs(pairs, p.scores);
     store_pairs(d_pairs, p.d_scores);
   }

@@ -51,6 +51,13 @@ struct dc {
 
 }  // namespace output
 
+// Whether CDNA's walk (chunk_walk_cdna.h) can load these tensors.
+inline bool rows_are_vectors(const WalkParams& p, const WalkTerms& terms) {
+  const auto are_vectors = [](const Tokens& x) { return x.is_aligned16 && x.stride[2] >= x.columns; };
+  return are_vectors(p.x) && are_vectors(p.y) && (terms.states_only || (are_vectors(p.a) && are_vectors(p.out))) &&
+         (!terms.gradient_terms || are_vectors(p.dot_with));
+}
+
 // The states that a walk begins its segments with.
 template <class Output>
 using StatesOf = std::conditional_t<Output::kTerms.reverse, output::dc, output::c>;

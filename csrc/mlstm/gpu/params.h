@@ -47,7 +47,9 @@ enum Factor {
   kInto,                 // e^(i - b + b_end - m_end): weight of k v^T in the state after the chunk
   kInverseN,             // forward: 1 / N
   kInterDl = kInverseN,  // backward: inter dl N
+  kRowSum = kInverseN,   // forward, for a walk that makes 1 / N itself: row sum of the scores
   kDiagonal,             // diagonal of dS
+  kLeastN = kDiagonal,   // for such a walk: e^-m
   kFactors
 };
 
@@ -76,7 +78,7 @@ struct ScoreParams {
   float* factors;        // (rows, slots, Factor, L)
   float* decay;          // (rows, slots)
   float* chunk_n;        // (rows, slots, DHQK): sum of kInto k, which the chunk adds to n
-  float* row_sums;       // forward: (rows, slots, L), row sums of the scores
+  float* row_sums;       // forward: (rows, slots, L), row sums of the scores; null: kRowSum and kLeastN are written
   Tokens v, h, dh;       // from here on: backward only
   const float* l_saved;  // (rows, S)
   void* d_scores;        // s / N (dh v + dl N) D without the diagonal
@@ -128,7 +130,8 @@ struct WalkParams {
   const void* scores;    // (rows, slots, L, L)
   const float* factors;  // (rows, slots, Factor, L)
   const float* decay;    // (rows, slots)
-  const float* vector;   // gradient terms (walk_outputs.h): (rows, slots, y's columns)
+  const float* vector;   // gradient terms (walk_outputs.h): (rows, slots, y's columns). n before each chunk for a walk
+                         // that makes 1 / N: (rows, slots, DHQK)
   Tokens dot_with;
   float* dots;               // (tiles of y, rows, slots, L)
   const float* state_in;     // (N, NH, DHQK, DHHV), or null
@@ -139,6 +142,10 @@ struct WalkParams {
                              // the states themselves, (N NH, tiles, slices, accumulators); or null
   int segments, segment_chunks, tiles, slices;
   StateTiles transposed;  // where segment_states are another walk's, this one's transposed; else tiles is 0
+  // For a walk that makes 1 / N.
+  float* l;  // (rows, S), or null
+  float eps;
+  bool normalize;
 };
 
 struct StateDotParams {  // <dc_last, state_before_last> of each tile
