@@ -118,11 +118,8 @@ XLSTM_DEVICE double sum_tiles(const FlowParams& p, const float* dots, int tiles,
   return sum;
 }
 
-// Whether the stabiliser after a token is its log input gate. With the sigmoid gate nothing flows through m.
-template <int kEach>
-XLSTM_DEVICE bool stops_at(const FlowParams& p, const ChunkTokens<kEach>& t, int j) {
-  return t.inside(j) && !(p.m[t.at + j] > load_gate(p.i, t.head, t.first + j));
-}
+// Whether the stabiliser after a token, m, is its log input gate. With the sigmoid gate nothing flows through m.
+XLSTM_DEVICE bool stops_gradient(double m, double ig) { return !(m > ig); }
 
 // The chunks' flows, and beside them those across the borders between segments.
 struct ChunkFlowParams {
@@ -143,15 +140,22 @@ __global__ __launch_bounds__(kFlowThreads) void chunk_gate_flows(const ChunkFlow
     for (int j = 0; j < kEach; ++j) {
       const int64_t at = t.at + j;
       reaching[j] = entering[j] = reaching_noise[j] = entering_noise[j] = dm[j].sum = 0;
-      stop[j] = stops_at(p, t, j);
+      stop[j] = false;
       if (!t.inside(j)) continue;
-      if (p.flows.state_share[at] >= kNegligible)
-        reaching[j] = sum_tiles(p, p.q_dots, p.q_tiles, at) - p.flows.walk_reaching[at];
-      if (p.factors[factor_at(t.slot, kInto, t.first_in_chunk + j, p.where.chunk)] >= kNegligible)
-        entering[j] = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.flows.walk_leaving[at];
+      // All loads are issued ahead of what waits for one.
+      const uint32_t i_bits = load_gate_bits(p.i, t.head, t.first + j);
+      const double m = p.m[at];
+      const float state_share = p.flows.state_share[at];
+      const float into = p.factors[factor_at(t.slot, kInto, t.first_in_chunk + j, p.where.chunk)];
+      const double walk_reaching = p.flows.walk_reaching[at], walk_leaving = p.flows.walk_leaving[at];
+      dm[j].sum = p.flows.dm[at];
+      const double reached = sum_tiles(p, p.q_dots, p.q_tiles, at) - walk_reaching;
+      const double entered = sum_tiles(p, p.k_dots, p.k_tiles, at) - walk_leaving;
+      if (state_share >= kNegligible) reaching[j] = reached;
+      if (into >= kNegligible) entering[j] = entered;
       reaching_noise[j] = reaching[j] * reaching[j];
       entering_noise[j] = entering[j] * entering[j];
-      dm[j].sum = p.flows.dm[at];
+      stop[j] = stops_gradient(m, gate_of(p.i, i_bits));
     }
     suffix_sums(reaching, t.lane);
     suffix_sums(reaching_noise, t.lane);
@@ -185,29 +189,43 @@ __global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams 
   if constexpr (has_scores(kFamily, 2, kEach * kTokenLanes)) {
     const ChunkTokens<kEach> t(p.where, kFlowsPerBlock);
     const bool through_m = !p.sigmoid && p.normalizer_grad;
+    // All loads are issued ahead of what waits for one.
     DmSum dm[kEach];
-    bool stop[kEach];
+    uint32_t i_bits[kEach], f_bits[kEach];
+    double m[kEach], di[kEach], dlf[kEach];
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      stop[j] = stops_at(p, t, j);
-      dm[j].sum = t.inside(j) ? p.flows.dm[t.at + j] : 0.0;
+      i_bits[j] = f_bits[j] = 0;
+      m[j] = di[j] = dlf[j] = dm[j].sum = 0;
+      if (!t.inside(j)) continue;
+      const int64_t at = t.at + j;
+      i_bits[j] = load_gate_bits(p.i, t.head, t.first + j);
+      f_bits[j] = load_gate_bits(p.f, t.head, t.first + j);
+      m[j] = p.m[at];
+      dm[j].sum = p.flows.dm[at];
+      const double local = p.sums.local[at], crossing = p.sums.crossing[t.slot];
+      const double after = p.sums.correction_after[t.slot], here = p.sums.correction[t.slot];
+      const double noise_before = p.sums.noise_before[at], noise_from = p.sums.noise_from[at];
+      const double walk_leaving = p.flows.walk_leaving[at], leaving = p.flows.leaving[at];
+      const double diagonal = p.flows.diagonal_flow[at];
+      di[j] = sum_tiles(p, p.k_dots, p.k_tiles, at) - walk_leaving + leaving + diagonal;
+      // Flows that enter lead to the next known value, and where nothing gets through the chunk, that value is another
+      // one. The correction is no difference of the two: where the gates let nothing through, both terms are zero.
+      dlf[j] = local + crossing + (after * noise_before - here * noise_from);
     }
+    const double dm_after = t.chunk_inside ? p.sums.dm_after[t.slot] : 0.0;
+    bool stop[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) stop[j] = t.inside(j) && stops_gradient(m[j], gate_of(p.i, i_bits[j]));
     sum_dm_from(dm, stop, t.lane);
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       if (!t.inside(j)) break;
-      const int64_t at = t.at + j, token = t.first + j;
-      double di = sum_tiles(p, p.k_dots, p.k_tiles, at) - p.flows.walk_leaving[at] + p.flows.leaving[at] +
-                  p.flows.diagonal_flow[at];
-      double dlf = p.sums.local[at] + p.sums.crossing[t.slot];
-      // Flows that enter lead to the next known value, and where nothing gets through the chunk, that value is another
-      // one. The correction is no difference of the two: where the gates let nothing through, both terms are zero.
-      dlf +=
-          p.sums.correction_after[t.slot] * p.sums.noise_before[at] - p.sums.correction[t.slot] * p.sums.noise_from[at];
-      if (through_m) (stop[j] ? di : dlf) += dm[j].sum + (dm[j].blocked ? 0.0 : p.sums.dm_after[t.slot]);
-      if (p.sigmoid) di *= sigmoid(-load_gate(p.i, t.head, token));
-      store_gate(p.df, t.head, token, float(dlf * sigmoid(-load_gate(p.f, t.head, token))));
-      store_gate(p.di, t.head, token, float(di));
+      const int64_t token = t.first + j;
+      if (through_m) (stop[j] ? di[j] : dlf[j]) += dm[j].sum + (dm[j].blocked ? 0.0 : dm_after);
+      if (p.sigmoid) di[j] *= sigmoid(-gate_of(p.i, i_bits[j]));
+      store_gate(p.df, t.head, token, float(dlf[j] * sigmoid(-gate_of(p.f, f_bits[j]))));
+      store_gate(p.di, t.head, token, float(di[j]));
     }
   }
 }

@@ -202,11 +202,14 @@ struct FlowScan {
         const double leaves_noise = at_first ? 0.0 : global(p->sums.entering_noise)[slot - 1];
         into = global(p->sums.reaching)[slot], into_noise = global(p->sums.reaching_noise)[slot];
         if (at_border) {
-          const int parts = p->q_tiles * kBorderParts;
           const int64_t border = int64_t(state) * (p->segments - 1) + chunk / p->segment_chunks - 1;
-          for (int part = 0; part < parts; ++part) {
-            const double x = global(p->border_flows)[border * parts + part];
-            known += x, known_noise += x * x;
+          const double* flows = global(p->border_flows) + border * (p->q_tiles * kBorderParts);
+          for (int tile = 0; tile < p->q_tiles; ++tile, flows += kBorderParts) {
+            double x[kBorderParts];  // whose loads are in flight together
+#pragma unroll
+            for (int part = 0; part < kBorderParts; ++part) x[part] = flows[part];
+#pragma unroll
+            for (int part = 0; part < kBorderParts; ++part) known += x[part], known_noise += x[part] * x[part];
           }
         } else {
           into -= leaves, into_noise += leaves_noise;

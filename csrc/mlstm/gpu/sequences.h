@@ -140,11 +140,17 @@ XLSTM_DEVICE void store_vec16(const TokenRows<E>& rows, int64_t token, int colum
 XLSTM_DEVICE int64_t gate_offset(const Tokens& x, const Head& h, int64_t token) {
   return h.batch * x.stride[0] + h.head * x.stride[1] + token * x.stride[2];
 }
-XLSTM_DEVICE double load_gate(const Tokens& x, const Head& h, int64_t token) {
+// Its bits. The conversion of one gate would wait for its load before the next load is issued.
+XLSTM_DEVICE uint32_t load_gate_bits(const Tokens& x, const Head& h, int64_t token) {
   const int64_t at = gate_offset(x, h, token);
-  if (x.element == 0) return static_cast<const float*>(x.data)[at];
-  if (x.element == 1) return to_float(static_cast<const BFloat16*>(x.data)[at]);
-  return to_float(static_cast<const Float16*>(x.data)[at]);
+  return x.element == 0 ? static_cast<const uint32_t*>(x.data)[at] : static_cast<const uint16_t*>(x.data)[at];
+}
+XLSTM_DEVICE double gate_of(const Tokens& x, uint32_t bits) {
+  if (x.element == 0) return as_float(bits);
+  return x.element == 1 ? to_float(BFloat16{uint16_t(bits)}) : to_float(Float16{uint16_t(bits)});
+}
+XLSTM_DEVICE double load_gate(const Tokens& x, const Head& h, int64_t token) {
+  return gate_of(x, load_gate_bits(x, h, token));
 }
 XLSTM_DEVICE void store_gate(const Tokens& x, const Head& h, int64_t token, float value) {
   const int64_t at = gate_offset(x, h, token);
@@ -162,7 +168,8 @@ struct TokenGates {
   double lf, ig;
 };
 XLSTM_DEVICE TokenGates token_gates(const Tokens& i, const Tokens& f, bool sigmoid_gate, const Head& h, int64_t token) {
-  const double ig = load_gate(i, h, token), lf = log_sigmoid(load_gate(f, h, token));
+  const uint32_t i_bits = load_gate_bits(i, h, token), f_bits = load_gate_bits(f, h, token);
+  const double ig = gate_of(i, i_bits), lf = log_sigmoid(gate_of(f, f_bits));
   return {lf < -1e5 ? -1e5 : lf, sigmoid_gate ? log_sigmoid(ig) : ig};
 }
 
