@@ -46,11 +46,28 @@ int64_t most_tiles(const xlstm_decode& p, const Chip& chip) {
          ceil_div(p.batch, kStreamKBatch[0]);
 }
 
-// Counters of arrivals: on NVIDIA gemm_stream_k's tiles, on CDNA the heads of heads_step.
+// The most memory that products take beside their tensors: those with the longest x, of every format of weights.
+PackedBytes most_packed_bytes(const xlstm_decode& p, const Chip& chip) {
+  PackedBytes most{};
+  for (const int bits : {16, 8, 4})
+    for (const bool converted : {bits < 16, true})
+      for (const int64_t columns : {p.dim, p.heads * p.dhv, p.ffn}) {
+        const GemmShape shape{p.batch, columns, false, bits, converted, 1, &p.dim, true};
+        const PackedBytes bytes = packed_bytes(shape, plan_gemm_mma(shape, chip), chip);
+        most.x = std::max(most.x, bytes.x), most.step_sums = std::max(most.step_sums, bytes.step_sums);
+        most.rms_factors = std::max(most.rms_factors, bytes.rms_factors);
+        most.partials = std::max(most.partials, bytes.partials);
+        most.arrivals = std::max(most.arrivals, bytes.arrivals);
+      }
+  return most;
+}
+
+// Counters of arrivals: on NVIDIA gemm_stream_k's tiles, on CDNA the heads of heads_step and the waves of
+// gemm_batch_kernel, which both leave zeros.
 int64_t arrivals(const xlstm_decode& p, const Chip& chip) {
   if (chip.family == Family::nvidia) return most_tiles(p, chip);
   if (chip.family != Family::cdna) return 0;
-  return p.batch * p.heads * (may_persist(p, chip) ? p.blocks : 1);
+  return std::max(p.batch * p.heads * (may_persist(p, chip) ? p.blocks : 1), most_packed_bytes(p, chip).arrivals);
 }
 
 struct Memory {
@@ -79,19 +96,8 @@ struct Memory {
     packed.arrived = arrived;
     step = arena.take<char>(int64_t(step_bytes));
   }
-  // Memory for the longest packed x of the step, of whichever format takes most.
   static PackedX packed_of(Arena& arena, const xlstm_decode& p, const Chip& chip) {
-    const int64_t columns = std::max({p.dim, p.heads * p.dhv, p.ffn});
-    PackedBytes most{};
-    for (const bool quantised : {false, true}) {
-      const GemmShape longest{p.batch, columns, false, quantised ? 8 : 16, quantised, 0, nullptr};
-      const GemmMmaPlan plan = plan_gemm_mma(longest, chip);
-      if (!plan.packed) return {};
-      const PackedBytes bytes = packed_bytes(longest, plan, chip);
-      most.x = std::max(most.x, bytes.x), most.step_sums = std::max(most.step_sums, bytes.step_sums);
-      most.rms_factors = std::max(most.rms_factors, bytes.rms_factors);
-      most.partials = std::max(most.partials, bytes.partials);
-    }
+    const PackedBytes most = most_packed_bytes(p, chip);
     return {{arena.take<char>(most.x), arena.take<char>(most.x)},
             arena.take<float>(most.step_sums / 4),
             arena.take<float>(most.rms_factors / 4),
@@ -271,8 +277,8 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const C
   for (int j = 0; j < params.linear_count; ++j) rows[j] = params.linear[j].rows;
   const bool converted = kernel != Kernel::bfloat16;
   const GemmShape shape{
-      params.batch, params.columns, params.output == Output::swiglu, bits_of(kernel), converted, params.linear_count,
-      rows};
+      params.batch,        params.columns, params.output == Output::swiglu, bits_of(kernel), converted,
+      params.linear_count, rows,           params.output == Output::add};
   if constexpr (kHasHopperKernels) {
     // Clusters multiply integers.
     const ClusterPlan plan = plan_cluster(shape, !is_float8(kernel) && suits_clusters(params), chip);

@@ -71,11 +71,10 @@ py::object gemm_mma_lds_bytes(const std::string& family, int bits, int batch, in
   return py::int_(gpu::engine::gemm_mma_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kMinLds[int(f)]));
 }
 
-// LDS of gemm_packed_kernel<weights, batch, rows>; None where the family has no such kernel.
-py::object packed_lds_bytes(const std::string& family, int bits, int batch, int rows) {
-  const gpu::Family f = family_of(family);
-  if (!gpu::engine::has_packed(f) || !gpu::engine::has_packed_rows(batch, rows, bits < 16)) return py::none();
-  return py::int_(gpu::engine::packed_lds_bytes(f, batch, rows));
+// LDS of gemm_batch_kernel for rows of `columns` columns, where x is not packed; None where the family has none.
+py::object batch_lds_bytes(const std::string& family, int columns) {
+  if (family_of(family) != gpu::Family::cdna) return py::none();
+  return py::int_(gpu::engine::batch_lds_bytes(gpu::Family::cdna, columns));
 }
 
 // The shape of chunk_walk<element, rows, chunk>; None where the family has no such kernel.
@@ -105,7 +104,7 @@ void add_shapes(py::module_& m) {
   m.def("mla_shape", mla_shape, "family"_a, "rows"_a, "features"_a, "ahead"_a,
         "A block of the MLA kernel: rows, keys of a tile, values, blocks of a multiprocessor, LDS; None where the "
         "family has no such kernel.");
-  m.def("packed_lds_bytes", packed_lds_bytes, "family"_a, "bits"_a, "batch"_a, "rows"_a);
+  m.def("batch_lds_bytes", batch_lds_bytes, "family"_a, "columns"_a);
   m.def("matrix_lds_bytes", gemm_mma_lds_bytes, "family"_a, "bits"_a, "batch"_a, "rows"_a, "columns"_a,
         "The LDS of a launch of a decode step's product; None where the family has no such kernel.");
   m.def("attention_gradients_shape", attention_gradients_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,

@@ -48,7 +48,7 @@ OF_CDNA = {
     "backward_walks_cdna",
     "chunk_scores_cdna",
     "chunk_walk_cdna",
-    "gemm_packed_kernel",
+    "gemm_batch_kernel",
     "heads_step",
     "megakernel_cdna",
     "mla_cdna_kernel",
@@ -67,7 +67,7 @@ CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
     (
         f"{CDNA}|gfx1100",
-        r"(gemm_(mma|packed)_kernel|megakernel_cdna)<.*",
+        r"(gemm_(mma|batch)_kernel|megakernel_cdna)<.*",
         "few rows share the fixed cost of the weights: addresses, the conversion of float16, bytes and nibbles to "
         "bfloat16, scales of groups, and inputs that each block computes again. Memory binds.",
     ),

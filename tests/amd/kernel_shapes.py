@@ -223,14 +223,14 @@ def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shap
     return Shape(lds, macs=STEP_FEATURES * int(rows) * inputs * parts)
 
 
-def gemm_packed_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
-    """The products of one step of a wave."""
-    bits, n = {"ByteWeights": 8, "NibbleWeights": 4}.get(weights, 16), int(batch)
-    lds = _native.packed_lds_bytes(kernel.family, bits, n, int(rows))
+def gemm_batch_kernel(kernel: Kernel, weights: str, wave_rows: str, sets: str) -> Shape | None:
+    """The products of a wave in the four steps of a round, with LDS for the inputs of xLSTM-7B's blocks."""
+    lds = _native.batch_lds_bytes(kernel.family, 4096)
     if lds is None:
         return None
     parts = 2 if weights == "Float16Weights" else 1
-    return Shape(lds, macs=STEP_FEATURES * int(rows) * 2 * min(n, 32) * parts)
+    has_norm = wave_rows == "8" and sets == "4"
+    return Shape(lds if has_norm else 0, macs=4 * STEP_FEATURES * 32 * 2 * int(wave_rows) * parts)
 
 
 def megakernel_cdna(kernel: Kernel, weights: str) -> Shape | None:
@@ -267,7 +267,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         dq_kernel,
         one_pass_kernel,
         gemm_mma_kernel,
-        gemm_packed_kernel,
+        gemm_batch_kernel,
         megakernel_cdna,
     )
 }

@@ -100,22 +100,18 @@ void test_slots() {
 
 // Packed x: a lane finds the vectors that its matrix instructions multiply, and no two vectors lie in one place.
 void test_packed_slots() {
-  for (const bool half : {false, true}) {
-    const int rows = half ? 16 : 32;
-    std::vector<int> taken(size_t(rows * 4));
-    for (int row = 0; row < rows; ++row)
-      for (int vec16 = 0; vec16 < 4; ++vec16) {
-        const PackedSlot at = packed_slot(half, row, vec16);
-        ++taken[size_t(at.vec16 * 64 + at.lane)];
-        const Vec16Position read = stream_vec16(Family::cdna, 2, at.lane, at.vec16);
-        const int instruction_row = half ? at.lane % 16 : read.row;
-        CHECK(instruction_row == row && read.feature / kVec8 == vec16, "row %d, vector %d", row, vec16);
-      }
-    for (const int n : taken) CHECK(n == 1, "a place of %d vectors", n);
-  }
+  std::vector<int> of_strip(size_t(32 * 4));
+  for (int row = 0; row < 32; ++row)
+    for (int vec16 = 0; vec16 < 4; ++vec16) {
+      const PackedSlot at = packed_slot(row, vec16);
+      ++of_strip[size_t(at.vec16 * 64 + at.lane)];
+      const Vec16Position read = stream_vec16(Family::cdna, 2, at.lane, at.vec16);
+      CHECK(read.row == row && read.feature / kVec8 == vec16, "row %d, vector %d", row, vec16);
+    }
+  for (const int n : of_strip) CHECK(n == 1, "a place of %d vectors", n);
   for (const Family f : {Family::nvidia, Family::cdna})
     for (const int rows : {8, 16, 32, 64, 128}) {
-      if (packed_together(f, rows) != rows) continue;
+      if (f == Family::cdna && rows != 16 && rows != 32) continue;
       std::vector<int> taken(size_t(packed_step_bytes(rows) / kSlotBytes));
       for (int unit = 0; unit < 2; ++unit)
         for (int row = 0; row < rows; ++row)
@@ -130,6 +126,15 @@ void test_packed_slots() {
               packed_tile_offset(32, 1, 2, 1) + lane * kSlotBytes,
           "lane %d", lane);
   }
+}
+
+// CDNA: a lane that loads floats finds the features of its weights.
+void test_vec8s() {
+  for (const int bits : {16, 8, 4})
+    for (int n = 0; n < 8; ++n) {
+      const Vec8Coord at = vec8_coord(Family::cdna, bits, n);
+      CHECK(vec8_at(bits, at.unit, at.vec16) == n, "%d bits, vec8 %d", bits, n);
+    }
 }
 
 // NVIDIA: a stage's buffers do not overlap, and the warps' chains are a tile's rows, both sides of SwiGLU in one warp.
@@ -149,6 +154,28 @@ void test_stream_k() {
   for (const int n : taken) CHECK(n == 1, "a chain of %d warps", n);
 }
 
+void check_batch(const char* name, const GemmShape& shape, const GemmMmaPlan& p, const Chip& chip) {
+  const int linears = shape.swiglu ? 2 : 1, slots = kBatchChains * kStripColumns / linears;
+  CHECK(chip.family == Family::cdna && p.shards >= 1 && p.packed == (p.batch > 8), "%s: %d shards", name, p.shards);
+  CHECK(p.shards == 1 || shape.adds, "%s: what shares units adds to a residual", name);
+  CHECK(p.batch >= std::min<int64_t>(shape.batch, 64), "%s: %d rows at once", name, p.batch);
+  CHECK(p.batch == p.batch_waves * p.packed_rows && p.packed_rows <= (shape.converted ? 16 : 32), "%s: %d rows a wave",
+        name, p.packed_rows);
+  CHECK(p.row_waves * p.batch_waves * 64 <= kMostBatchThreads, "%s: %d waves", name, p.row_waves * p.batch_waves);
+  CHECK(p.row_waves * p.wave_rows >= p.rows && (p.row_waves - 1) * p.wave_rows < p.rows && p.wave_rows <= slots,
+        "%s: %d waves have %d rows of %d", name, p.row_waves, p.wave_rows, p.rows);
+  const int64_t passes = (shape.batch + p.batch - 1) / p.batch, units = units_of(shape, p.rows * linears);
+  CHECK(p.blocks % (8 * passes) == 0 && p.blocks >= units * passes * p.shards &&
+            p.blocks < (units * p.shards + 8) * passes,
+        "%s: %d blocks for %d units", name, int(p.blocks), int(units));
+  const PackedBytes bytes = packed_bytes(shape, p, chip);
+  const int64_t waves = units * passes * p.row_waves * p.batch_waves;
+  CHECK(p.shards == 1 || bytes.arrivals >= waves, "%s: counters", name);
+  CHECK(p.shards == 1 || bytes.partials >= waves * p.shards * 64 * p.packed_rows * 4, "%s: partial sums", name);
+  CHECK(p.lds_bytes == 0 || (!p.packed && p.lds_bytes >= shape.columns * 4 && p.lds_bytes <= kMostBatchLds),
+        "%s: LDS for a norm's weights", name);
+}
+
 void check_packed(const char* name, const GemmShape& shape, const GemmMmaPlan& p, const Chip& chip) {
   const bool groups = shape.bits < 16;
   const PackedBytes bytes = packed_bytes(shape, p, chip);
@@ -165,13 +192,7 @@ void check_packed(const char* name, const GemmShape& shape, const GemmMmaPlan& p
     CHECK(bytes.partials == p.blocks * 2 * p.batch * kStreamKRows * 4, "%s: memory for partial sums", name);
     return;
   }
-  CHECK(chip.family == Family::cdna && has_packed_rows(p.batch, p.rows, groups), "%s: a kernel for %d rows by %d", name,
-        p.batch, p.rows);
-  CHECK(!shape.swiglu || p.rows / 2 % kStripColumns == 0, "%s: both sides of SwiGLU in one strip", name);
-  CHECK(p.batch >= std::min<int64_t>(shape.batch, 64), "%s: %d rows at once", name, p.batch);
-  const int64_t passes = (shape.batch + p.batch - 1) / p.batch, units = units_of(shape, p.rows);
-  CHECK(p.blocks % (8 * passes) == 0 && p.blocks >= units * passes && p.blocks < (units + 8) * passes,
-        "%s: %d blocks for %d units", name, int(p.blocks), int(units));
+  check_batch(name, shape, p, chip);
 }
 
 void test_plan() {
@@ -181,12 +202,18 @@ void test_plan() {
     for (const int bits : {16, 8, 4})
       for (const int64_t batch : {1, 2, 8, 9, 17, 32, 33, 64, 100, 256})
         for (const GemmShape& shape : {GemmShape{batch, 4096, false, bits, bits < 16, 6, projections},
+                                       GemmShape{batch, 10944, false, bits, bits < 16, 1, down, true},
+                                       GemmShape{batch, 16384, false, bits, bits < 16, 1, down},
                                        GemmShape{batch, 4096, true, bits, bits < 16, 2, up},
                                        GemmShape{batch, 10944, false, bits, bits < 16, 1, down},
                                        GemmShape{batch, 64, false, bits, bits < 16, 1, down}}) {
           const GemmMmaPlan p = plan_gemm_mma(shape, chip);
           if (p.packed) {
             check_packed(name, shape, p, chip);
+            continue;
+          }
+          if (p.shards) {
+            check_batch(name, shape, p, chip);
             continue;
           }
           const int columns = int(shape.columns), b = int(batch);
@@ -216,9 +243,13 @@ void test_plan() {
   CHECK(plan_gemm_mma({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "linears without rows have no blocks");
   CHECK(plan_gemm_mma({1, 10944, false, 16, false, 1, down}, mi300x).blocks == 256, "few rows: a strip a block");
   CHECK(plan_gemm_mma({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: persistent blocks");
-  CHECK(plan_gemm_mma({8, 4096, false, 16, false, 6, projections}, mi300x).rows == 48, "one round of 258 units");
-  CHECK(plan_gemm_mma({8, 4096, true, 16, false, 2, up}, mi300x).rows == 96, "one round of 228 units");
-  CHECK(plan_gemm_mma({8, 10944, false, 16, false, 1, down}, mi300x).rows == 16, "few rows: a strip a block");
+  CHECK(plan_gemm_mma({8, 4096, false, 16, false, 6, projections}, mi300x).rows == 41, "one round of 302 units");
+  CHECK(plan_gemm_mma({8, 4096, true, 16, false, 2, up}, mi300x).rows == 36, "one round of 304 units");
+  for (const int64_t batch : {8, 64}) {
+    const GemmMmaPlan shared = plan_gemm_mma({batch, 10944, false, 16, false, 1, down, true}, mi300x);
+    CHECK(shared.shards == kBatchShards && shared.rows == 54, "76 units, each of four blocks");
+  }
+  CHECK(plan_gemm_mma({8, 16384, false, 16, false, 1, down}, mi300x).packed, "a norm's weights that LDS does not hold");
   CHECK(plan_gemm_mma({100, 4096, false, 16, false, 1, down}, mi300x).batch == 64, "two passes");
   // A multiprocessor has 228 KB, of which the hardware reserves 1 KB for each block.
   const GemmMmaPlan one = plan_gemm_mma({1, 10944, false, 16, false, 1, down}, h200);
@@ -237,6 +268,7 @@ int main() {
   test_order();
   test_slots();
   test_packed_slots();
+  test_vec8s();
   test_stream_k();
   test_plan();
   return finish();

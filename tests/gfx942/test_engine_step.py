@@ -39,6 +39,16 @@ CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]],
     ("more columns than a tile", torch.bfloat16, 0, 1, WIDE),
     ("more columns than a tile, floats", torch.float32, 0, 1, WIDE),
     ("more columns than a tile, int4, eight rows", torch.bfloat16, 4, 8, WIDE),
+    # Products that four blocks share.
+    *((f"more columns than a tile, {n} rows", torch.bfloat16, 0, n, WIDE) for n in (5, 16, 17)),
+    *((f"more columns than a tile, float16, {n} rows", torch.float16, 0, n, WIDE) for n in (5, 9)),
+    *((f"more columns than a tile, int8, {n} rows", torch.bfloat16, 8, n, WIDE) for n in (5, 9)),
+    ("more columns than a tile, int4, nine rows", torch.bfloat16, 4, 9, WIDE),
+    *(
+        (f"more columns than a tile, {kind['format']}, {n} rows", torch.bfloat16, kind, n, WIDE)
+        for kind in FLOAT8
+        for n in (5, 9)
+    ),
     ("seventeen rows", torch.bfloat16, 0, 17, {}),
     ("64 rows, biases, fused", torch.bfloat16, 0, 64, FUSED),
     ("float16, 33 rows", torch.float16, 0, 33, {}),
@@ -92,7 +102,15 @@ def test_step(package: ModuleType, dtype: torch.dtype, bits: int | dict, batch: 
 
 
 @pytest.mark.parametrize(
-    "case", ["bfloat16", "int8", "40 rows, tiles of 16 columns", "rows that are no pieces of 16 bytes"]
+    "case",
+    [
+        "bfloat16",
+        "int8",
+        "40 rows, tiles of 16 columns",
+        "rows that are no pieces of 16 bytes",
+        "more columns than a tile, 5 rows",
+        "more columns than a tile, 17 rows",
+    ],
 )
 def test_step_of_workgroups_that_take_turns(package: ModuleType, device: ModuleType, case: str) -> None:
     """Nothing that waves pass to each other depends on which of them is faster."""
@@ -244,13 +262,20 @@ SHAPES: tuple[tuple[str, torch.dtype, int | dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [s[1:] for s in SHAPES], ids=[s[0] for s in SHAPES])
-def test_company(package: ModuleType, dtype: torch.dtype, bits: int | dict) -> None:
+COMPANY = {"embedding_dim": 320, "num_heads": 2, "num_blocks": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "changes"),
+    [*((*s[1:], COMPANY) for s in SHAPES), (torch.bfloat16, 0, WIDE), (torch.bfloat16, 4, WIDE)],
+    ids=[*(s[0] for s in SHAPES), "bfloat16, more columns than a tile", "int4, more columns than a tile"],
+)
+def test_company(package: ModuleType, dtype: torch.dtype, bits: int | dict, changes: dict[str, Any]) -> None:
     """A row of the batch has the same logits and states, bit for bit, alone, among others and a second time."""
     from support.peer_models import small_model, tokens
     from xlstm_hip._core.ops import OPS
 
-    model = small_model(dtype=dtype, num_blocks=1, embedding_dim=320, num_heads=2)
+    model = small_model(dtype=dtype, **changes)
     quantised(model, bits)
     engine = model._new_engine()
     moved = [w.detach().to("cuda") for w in engine._parts.tensors]
@@ -258,7 +283,7 @@ def test_company(package: ModuleType, dtype: torch.dtype, bits: int | dict) -> N
     with torch.no_grad():
         _, state = model.hidden(tokens(35, 5), keep_state=True)
     states = [s for n in sorted(state) for s in state[n]]
-    numbers = (2, engine._norm_eps, model.config.eps, 15.0, 30.0)
+    numbers = (model.config.num_heads, engine._norm_eps, model.config.eps, 15.0, 30.0)
 
     def step(rows: slice) -> list[torch.Tensor]:
         row_states = [s[rows].contiguous().to("cuda") for s in states]

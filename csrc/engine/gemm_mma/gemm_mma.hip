@@ -4,9 +4,9 @@
 // Compiled once for each XLSTM_ELEMENT of: E4m3fnWeights E4m3fnuzWeights
 
 #include "arch/launch.h"
+#include "engine/gemm_mma/gemm_batch.h"
 #include "engine/gemm_mma/gemm_mma.h"
 #include "engine/gemm_mma/gemm_mma_launch.h"
-#include "engine/gemm_mma/gemm_packed.h"
 
 namespace xlstm::gpu::engine {
 
@@ -22,23 +22,22 @@ void launch_rows(const char* name, const GemmMmaPlan& plan, const GemmParams& al
   launch(name, gemm_mma_kernel<Weights, kBatch, 32>, grid, stream, p);
 }
 
-template <class Weights, int kBatch>
-void launch_packed_rows(const char* name, const GemmMmaPlan& plan, const GemmParams& p, Stream stream) {
-  const Grid grid{plan.blocks, packed_threads(kBatch), plan.lds_bytes};
-  if (plan.rows == 16) return launch(name, gemm_packed_kernel<Weights, kBatch, 16>, grid, stream, p);
-  if constexpr (has_packed_rows(kBatch, 48, Weights::kGroups))
-    if (plan.rows == 48) return launch(name, gemm_packed_kernel<Weights, kBatch, 48>, grid, stream, p);
-  if constexpr (has_packed_rows(kBatch, 96, Weights::kGroups))
-    if (plan.rows == 96) return launch(name, gemm_packed_kernel<Weights, kBatch, 96>, grid, stream, p);
-  launch(name, gemm_packed_kernel<Weights, kBatch, 32>, grid, stream, p);
+template <class Weights, int kWaveRows>
+void launch_batch_rows(const char* name, const GemmMmaPlan& plan, const GemmParams& all_params, Stream stream) {
+  const Grid grid{plan.blocks, plan.row_waves * plan.batch_waves * wave_size(Family::cdna), plan.lds_bytes};
+  GemmParams p = all_params;
+  p.unit_rows = plan.rows, p.wave_rows = plan.wave_rows, p.batch_waves = plan.batch_waves;
+  if (plan.shards > 1) return launch(name, gemm_batch_kernel<Weights, kWaveRows, 1>, grid, stream, p);
+  launch(name, gemm_batch_kernel<Weights, kWaveRows, kBatchShards>, grid, stream, p);
 }
 
 template <class Weights>
-void launch_packed(const char* name, const GemmMmaPlan& plan, const GemmParams& p, Stream stream) {
-  if (plan.batch == 8) return launch_packed_rows<Weights, 8>(name, plan, p, stream);
-  if (plan.batch == 16) return launch_packed_rows<Weights, 16>(name, plan, p, stream);
-  if (plan.batch == 32) return launch_packed_rows<Weights, 32>(name, plan, p, stream);
-  launch_packed_rows<Weights, 64>(name, plan, p, stream);
+void launch_batch(const char* name, const GemmMmaPlan& plan, const GemmParams& p, Stream stream) {
+  const int rows = plan.batch / plan.batch_waves;
+  if (rows == 8) return launch_batch_rows<Weights, 8>(name, plan, p, stream);
+  if constexpr (!Weights::kConverted)
+    if (rows == 32) return launch_batch_rows<Weights, 32>(name, plan, p, stream);
+  launch_batch_rows<Weights, 16>(name, plan, p, stream);
 }
 
 }  // namespace
@@ -46,7 +45,7 @@ void launch_packed(const char* name, const GemmMmaPlan& plan, const GemmParams& 
 template <class Weights>
 void launch_gemm_mma(const char* name, const GemmMmaPlan& plan, const GemmParams& p, Stream stream) {
   if constexpr (!kHasHopperKernels)
-    if (plan.packed) return launch_packed<Weights>(name, plan, p, stream);
+    if (plan.shards) return launch_batch<Weights>(name, plan, p, stream);
   if (plan.batch == 1) return launch_rows<Weights, 1>(name, plan, p, stream);
   if (plan.batch == 8) return launch_rows<Weights, 8>(name, plan, p, stream);
   launch_rows<Weights, 16>(name, plan, p, stream);

@@ -18,30 +18,67 @@ int64_t units_of(const GemmShape& p, int rows) {
 int64_t packed_rows(int64_t batch, int plan_batch) { return ceil_div(batch, plan_batch) * plan_batch; }
 
 PackedBytes packed_bytes(const GemmShape& p, const GemmMmaPlan& plan, const Chip& chip) {
-  const int64_t rows = packed_rows(p.batch, plan.batch), steps = packed_steps(chip.family, int(p.columns));
-  const int64_t partials = plan.stages ? 2 * plan.blocks * stream_k_tile_floats(plan.batch) * 4 : 0;
-  return {steps * packed_step_bytes(int(rows)), p.bits < 16 ? steps * packed_sum_floats(chip.family, int(rows)) * 4 : 0,
-          rows * 4, partials};
+  PackedBytes bytes{};
+  if (plan.packed) {
+    const int64_t rows = packed_rows(p.batch, plan.batch), steps = packed_steps(chip.family, int(p.columns));
+    bytes.x = steps * packed_step_bytes(int(rows));
+    bytes.step_sums = p.bits < 16 ? steps * packed_sum_floats(chip.family, int(rows)) * 4 : 0;
+    bytes.rms_factors = rows * 4;
+  }
+  if (plan.stages) bytes.partials = 2 * plan.blocks * stream_k_tile_floats(plan.batch) * 4;
+  if (plan.shards > 1) {
+    bytes.arrivals = plan.blocks / plan.shards * plan.row_waves * plan.batch_waves;
+    const int64_t shard_floats = kBatchChains * kStripColumns * 2 * plan.batch / plan.batch_waves;
+    bytes.partials = bytes.arrivals * plan.shards * shard_floats * 4;
+  }
+  return bytes;
 }
 
 namespace {
 
-GemmMmaPlan plan_packed(const GemmShape& p, const Chip& chip) {
+// A compute unit has so many lines on their way, of weights and of x alike; those of x come from L2 and are there
+// sooner. The same number of bytes that come from memory stands for the way of four blocks' sums to the last of them.
+constexpr int kBytesOfShards = 40 << 10;
+
+struct BatchUnits {
+  int rows;
+  int64_t rounds, bytes;  // bytes: of the busiest compute unit
+};
+// The fewest rounds of units, and in these the fewest rows.
+BatchUnits batch_units(const GemmShape& p, const GemmMmaPlan& plan, int shards, const Chip& chip) {
+  const int linears = p.swiglu ? 2 : 1, slots = kBatchChains * kStripColumns / linears;
+  const int64_t slots_of_chip = chip.compute_units / (ceil_div(p.batch, plan.batch) * shards);
+  const auto units = [&](int rows) { return units_of(p, rows * linears); };
+  BatchUnits best{slots * (kMostBatchThreads / 64 / plan.batch_waves), 0, 0};
+  const int64_t chip_units = std::max<int64_t>(1, slots_of_chip);
+  best.rounds = ceil_div(units(best.rows), chip_units);
+  while (best.rows > 1 && units(best.rows - 1) <= best.rounds * chip_units) --best.rows;
+  best.bytes = best.rounds * (best.rows * linears * p.bits / 8 + plan.batch * 2) * p.columns / shards;
+  if (shards > 1) best.bytes += kBytesOfShards;
+  return best;
+}
+
+GemmMmaPlan plan_batch(const GemmShape& p, const Chip& chip) {
   GemmMmaPlan plan{};
-  plan.packed = true;
-  for (const int batch : kPackedBatch)
-    if (plan.batch < p.batch) plan.batch = batch;
-  const int64_t passes = ceil_div(p.batch, plan.batch);
-  // A compute unit has so many bytes on their way, of weights and of x alike: the fewest for the busiest unit.
-  int64_t fewest = 0;
-  for (const int rows : kPackedRows) {
-    if ((p.swiglu && rows / 2 % kStripColumns) || !has_packed_rows(plan.batch, rows, p.bits < 16)) continue;
-    const int64_t rounds = ceil_div(units_of(p, rows) * passes, chip.compute_units);
-    const int64_t bytes = rounds * (rows * p.bits / 8 + plan.batch * 4);  // of a feature
-    if (!plan.rows || bytes <= fewest) plan.rows = rows, fewest = bytes;
+  plan.lds_bytes = batch_lds_bytes(chip.family, int(p.columns));
+  for (const int batch : kBatchRows)
+    if (plan.batch < p.batch || (plan.batch == 8 && plan.lds_bytes > kMostBatchLds)) plan.batch = batch;
+  plan.packed = plan.batch > 8;
+  plan.packed_rows = batch_wave_rows(plan.batch, p.converted);
+  plan.batch_waves = plan.batch / plan.packed_rows;
+  plan.shards = 1;
+  BatchUnits units = batch_units(p, plan, 1, chip);
+  if (p.adds) {
+    const BatchUnits shared = batch_units(p, plan, kBatchShards, chip);
+    if (shared.bytes < units.bytes) units = shared, plan.shards = kBatchShards;
   }
-  plan.lds_bytes = packed_lds_bytes(chip.family, plan.batch, plan.rows);
-  plan.blocks = ceil_div(units_of(p, plan.rows), 8) * 8 * passes;
+  if (plan.packed || plan.shards > 1) plan.lds_bytes = 0;
+  plan.rows = units.rows;
+  const int linears = p.swiglu ? 2 : 1;
+  plan.row_waves = int(ceil_div(plan.rows * linears, kBatchChains * kStripColumns));
+  plan.wave_rows = int(ceil_div(plan.rows, plan.row_waves));
+  const int side_by_side = 8 / plan.shards;  // blocks of eight neighbours that have different units
+  plan.blocks = ceil_div(units_of(p, plan.rows * linears), side_by_side) * 8 * ceil_div(p.batch, plan.batch);
   return plan;
 }
 
@@ -55,6 +92,7 @@ GemmMmaPlan plan_stream_k(const GemmShape& p, const Chip& chip) {
   plan.packed = true;
   for (const int batch : kStreamKBatch)
     if (plan.batch < p.batch && batch <= most_stream_k_batch(p.converted)) plan.batch = batch;
+  plan.packed_rows = plan.batch;
   plan.rows = kStreamKRows;
   add_stages(plan, p.bits, chip);
   plan.early_launch = chip.hopper;
@@ -71,7 +109,7 @@ GemmMmaPlan plan_gemm_mma(const GemmShape& p, const Chip& chip) {
   const int columns = int(p.columns);
   const bool single_fits =
       columns <= kMaxSingleFeatures && gemm_mma_stage_tiles(f, p.bits, 1, 32, columns, chip.lds_bytes) > 0;
-  if (f == Family::cdna && (p.batch > 1 || !single_fits)) return plan_packed(p, chip);
+  if (f == Family::cdna && (p.batch > 1 || !single_fits)) return plan_batch(p, chip);
   if (f == Family::nvidia && p.batch > most_unpacked(f)) return plan_stream_k(p, chip);
   GemmMmaPlan plan{};
   for (const int batch : kGemmMmaBatch) {

@@ -17,11 +17,16 @@ struct GemmShape {
   bool converted;  // the weights are not bfloat16
   int linear_count;
   const int64_t* rows;  // of each linear
+  bool adds = false;    // to a residual: Output::add
 };
 
 struct GemmMmaPlan {
-  bool packed;      // x is packed first, for gemm_packed_kernel or, on NVIDIA, gemm_stream_k_kernel
-  int batch, rows;  // of the batch, and of weights in a unit of work
+  bool packed;      // x is packed first, for gemm_batch_kernel or, on NVIDIA, gemm_stream_k_kernel
+  int packed_rows;  // of the batch, which are packed together: a wave's, or on NVIDIA a block's
+  int batch, rows;  // of the batch, and of weights in a unit of work: for gemm_batch_kernel's SwiGLU of each linear
+  // gemm_batch_kernel, or 0: the blocks that share a unit, each with every so-many-th step of features; a block's waves
+  // along the unit's rows and along the batch, and the rows of weights of a wave.
+  int shards, row_waves, batch_waves, wave_rows;
   int stage_tiles;  // tiles of x that LDS holds at once
   int stages;       // of gemm_stream_k_kernel's pipeline
   int lds_bytes;
@@ -38,7 +43,7 @@ GemmMmaPlan plan_gates(const GemmMmaPlan& of_weights, const Chip&);
 // Packed x: how many rows there are, zeros beyond the batch included; and bytes for all formats of a product.
 int64_t packed_rows(int64_t batch, int plan_batch);
 struct PackedBytes {
-  int64_t x, step_sums, rms_factors, partials;
+  int64_t x, step_sums, rms_factors, partials, arrivals;  // arrivals: counters, of gemm_batch_kernel's waves
 };
 PackedBytes packed_bytes(const GemmShape&, const GemmMmaPlan&, const Chip&);
 

@@ -168,66 +168,57 @@ constexpr int gemm_mma_lds_bytes(Family f, int bits, int batch, int rows, int co
 // The blocks that a CU holds at once.
 constexpr int gemm_mma_blocks_per_cu(Family f, int batch) { return batch == 1 && !is_rdna(f) ? 2 : 1; }
 
-// ---- packed x: gemm_packed_kernel, for more than one row of x on CDNA
+// ---- gemm_batch_kernel, for more than one row of x on CDNA
 //
-// LDS does not hold all of x there, and every unit of weights would split x anew. pack_kernel does so once for a
-// product, and lays x out in memory as waves read it, by rows of a wave, step, unit of features, strip, vec16 and lane.
-// A wave has up to 32 rows of the batch; two waves of a block have the same weights and features for 64. Eight rows, as
-// upper and lower parts, are the 16 rows of one matrix instruction, half a strip.
-constexpr bool has_packed(Family f) { return f == Family::cdna || f == Family::nvidia; }
-constexpr int kPackedBatch[] = {8, 16, 32, 64};
-constexpr int kPackedRows[] = {16, 32, 48, 96};
-// The sums of a group of quantised weights take as many registers as all sums.
-constexpr bool has_packed_rows(int batch, int rows, bool groups) {
-  return !groups || rows <= (batch == 8 ? 96 : batch == 16 ? 48 : 32);
+// A kernel takes so many rows of the batch at a time. Up to 8 are loaded as floats, more are packed first. A wave has
+// up to 32 of them, 16 beside weights that are converted, whose operands and sums take registers.
+constexpr int kBatchRows[] = {8, 16, 32, 64};
+constexpr int kBatchChains = 2;  // strips of weights that a wave has; SwiGLU's two linears have one each
+constexpr int kMostBatchThreads = 512;
+constexpr int kBatchShards = 4;  // sums of an output: sums of every fourth step, in one block or in four
+constexpr int kBatchUnroll = 4;  // steps
+constexpr int batch_wave_rows(int batch, bool converted) {
+  const int most = converted ? 16 : 32;
+  return batch < most ? batch : most;
 }
-constexpr int packed_wave_rows(int batch) { return batch < 32 ? batch : 32; }
-// The rows of x that are packed together: a wave's, or on NVIDIA a block's.
-constexpr int packed_together(Family f, int batch) { return f == Family::nvidia ? batch : packed_wave_rows(batch); }
-constexpr int packed_threads(int batch) { return kGemmMmaThreads * (batch / packed_wave_rows(batch)); }
+// Steps of weights and x that are in flight for a wave: as many as registers hold beside the sums.
+constexpr int batch_depth(int bits, int wave_rows, int sets) {
+  const bool groups = bits < 16;
+  const int sums = kBatchChains * wave_rows / 2 * (sets + groups);
+  const int step = kBatchChains * bits / 2 + wave_rows + (groups ? wave_rows / 2 + 2 * kBatchChains : 0);
+  const int left = (groups ? 176 : 200) - sums;
+  return left >= 4 * step ? 4 : left >= 2 * step ? 2 : 1;
+}
+// LDS for a norm's weights beside up to 8 rows of x, one step more than there are, and how much of it a block may have.
+constexpr int batch_lds_bytes(Family f, int columns) {
+  return (tiles_of(f, columns) * tile_features(f) + kStepFeatures) * 4;
+}
+constexpr int kMostBatchLds = 48 << 10;
+
+// ---- packed x, for many rows of it on CDNA and NVIDIA
+//
+// LDS does not hold all of x, and every unit of weights would split x anew. pack_kernel does so once for a product, and
+// lays x out in memory as waves read it, by rows of a wave, step, unit of features, strip, vec16 and lane.
+constexpr bool has_packed(Family f) { return f == Family::cdna || f == Family::nvidia; }
 constexpr int packed_steps(Family f, int columns) { return tiles_of(f, columns) * split_k_waves(f); }
-constexpr int packed_strips(int wave_rows) { return wave_rows < 16 ? 1 : wave_rows / 16; }
 // The bytes of a step of x of so many rows, and the floats of its sums: zeros stand for the lower parts.
 constexpr int packed_step_bytes(int rows) { return rows * 2 * kStepFeatures * 2; }
 constexpr int packed_sum_floats(Family f, int rows) { return f == Family::nvidia ? rows : rows * 2; }
 struct PackedSlot {
   int vec16, lane;
 };
-// Where a vec16 of a strip's row is, the inverse of stream_vec16(); half a strip has the rows of one vec16 alone.
-constexpr PackedSlot packed_slot(bool half, int row, int vec16) {
-  if (half) return {0, vec16 * 16 + row};
-  return {row / 4 % 2, vec16 * 16 + row / 8 * 4 + row % 4};
-}
+// Where a vec16 of a strip's row is, the inverse of stream_vec16().
+constexpr PackedSlot packed_slot(int row, int vec16) { return {row / 4 % 2, vec16 * 16 + row / 8 * 4 + row % 4}; }
 // NVIDIA's tiles are eight rows of the batch: the bytes from a step to a tile's upper or lower parts of a unit.
 constexpr int packed_tile_offset(int wave_rows, int unit, int tile, int half) {
   return ((unit * (wave_rows / 8) + tile) * 2 + half) * 32 * kSlotBytes;
 }
-// The bytes from a step of so many rows to a vec16 of one of them.
+// The bytes from a step of so many rows, which are packed together, to a vec16 of one of them.
 constexpr int packed_offset(Family f, int wave_rows, int unit, int row, int half, int vec16) {
   if (f == Family::nvidia)
     return packed_tile_offset(wave_rows, unit, row / 8, half) + (row % 8 * 4 + vec16) * kSlotBytes;
-  const int half_rows = wave_rows < 16 ? wave_rows : 16, vec16s = wave_rows < 16 ? 1 : 2;
-  const PackedSlot at = packed_slot(wave_rows < 16, half * half_rows + row % half_rows, vec16);
-  return (unit * packed_strips(wave_rows) + row / half_rows) * (vec16s * 1024) + at.vec16 * 1024 + at.lane * kSlotBytes;
-}
-// The epilogue's LDS: sums of so many waves with different features at once, in two buffers where they are small.
-constexpr int packed_sum_bytes(int batch, int rows) { return rows * 2 * batch * 4; }
-constexpr int packed_waves_at_once(Family f, int batch, int rows) {
-  int waves = split_k_waves(f);
-  while (waves > 1 && waves * packed_sum_bytes(batch, rows) > 16 << 10) waves /= 2;
-  return waves;
-}
-constexpr int packed_buffers(int batch, int rows) { return packed_sum_bytes(batch, rows) > 16 << 10 ? 1 : 2; }
-constexpr int packed_lds_bytes(Family f, int batch, int rows) {
-  return packed_buffers(batch, rows) * packed_waves_at_once(f, batch, rows) * packed_sum_bytes(batch, rows);
-}
-// Steps of weights and x that are in flight for a wave: as many as registers hold beside the sums.
-constexpr int packed_depth(int bits, int batch, int rows) {
-  const int chains = rows / kStripColumns, wave_rows = packed_wave_rows(batch);
-  const int sums = chains * wave_rows / 2 * (bits < 16 ? 2 : 1);
-  const int step = chains * bits / 2 + wave_rows + (bits < 16 ? wave_rows / 2 + 2 * chains : 0);
-  const int left = 208 - sums, dequantised = bits < 16 ? 68 : 0;  // beside four steps
-  return left - dequantised >= 4 * step ? 4 : left >= 2 * step ? 2 : 1;
+  const PackedSlot at = packed_slot(half * 16 + row % 16, vec16);
+  return (unit * (wave_rows / 16) + row / 16) * 2048 + at.vec16 * 1024 + at.lane * kSlotBytes;
 }
 
 struct Vec8Coord {
@@ -245,6 +236,10 @@ constexpr Vec8Coord vec8_coord(Family f, int bits, int n) {
     lane = n / vec8s_per_load % lanes, vec8 = n / vec8s_per_load / lanes * vec8s_per_load + n % vec8s_per_load;
   }
   return {vec8 / unit_vec8s(f), f == Family::rdna ? vec8 % 2 : lane};
+}
+// On CDNA, the vec8 of a step that is at these coordinates: the inverse of vec8_coord().
+constexpr int vec8_at(int bits, int unit, int vec16) {
+  return bits == 16 ? unit * 4 + vec16 : bits == 8 ? vec16 * 2 + unit : vec16 / 2 * 4 + unit * 2 + vec16 % 2;
 }
 // Which feature of a vec8 its element e is: the order in which bytes and nibbles become bfloat16 most cheaply.
 constexpr int vec8_feature(int bits, int e) { return bits < 16 ? e / 4 * 4 + e % 2 * 2 + e / 2 % 2 : e; }

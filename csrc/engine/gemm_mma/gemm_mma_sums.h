@@ -27,7 +27,7 @@ struct GemmSums {
   int turn = 0;    // of the buffers
   Strip<E> sum[kChains][kStrips];
 
-  XLSTM_DEVICE explicit GemmSums(float* lds) : buffers(lds) {}
+  XLSTM_DEVICE explicit GemmSums(float* lds = nullptr) : buffers(lds) {}  // null: without an epilogue
 
   // Sums of one group's products, scaled and added to `sum` at the end of a step; without groups, products are added to
   // `sum` at once.

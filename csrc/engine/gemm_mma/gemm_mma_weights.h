@@ -18,13 +18,17 @@ struct UnitRows {
 };
 // A launch's linears are of two kinds: quantised, and gates that stayed bfloat16.
 XLSTM_DEVICE bool matches_kind(const DeviceLinear& w, bool quantised) { return (w.bits != 0) == quantised; }
-template <int kRows>
-XLSTM_DEVICE int units_of(const GemmParams& p, bool quantised) {
-  if (p.output == Output::swiglu) return (p.linear[0].rows + kRows / 2 - 1) / (kRows / 2);
+// unit_rows: of a linear.
+XLSTM_DEVICE int units_of(const GemmParams& p, bool quantised, int unit_rows) {
+  if (p.output == Output::swiglu) return (p.linear[0].rows + unit_rows - 1) / unit_rows;
   int units = 0;
   for (int linear = 0; linear < p.linear_count; ++linear)
-    if (matches_kind(p.linear[linear], quantised)) units += (p.linear[linear].rows + kRows - 1) / kRows;
+    if (matches_kind(p.linear[linear], quantised)) units += (p.linear[linear].rows + unit_rows - 1) / unit_rows;
   return units;
+}
+template <int kRows>
+XLSTM_DEVICE int units_of(const GemmParams& p, bool quantised) {
+  return units_of(p, quantised, FullUnits<kRows>::unit_rows(p));
 }
 // Past the last unit, rows past the last row.
 XLSTM_DEVICE UnitRows rows_of_unit(const GemmParams& p, bool quantised, int unit, int unit_rows) {

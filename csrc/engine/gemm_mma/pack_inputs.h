@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs x for gemm_packed_kernel and gemm_stream_k_kernel: once a product, each float, times a norm's weight, becomes
+// Packs x for gemm_batch_kernel and gemm_stream_k_kernel: once a product, each float, times a norm's weight, becomes
 // the sum of two bfloat16 at the place where a wave's lane reads them (engine/gemm_mma/gemm_mma_shape.h). A block packs
 // one row of the batch, and computes its RMS norm's factor in the order of sums of gemm_mma_kernel for one row.
 #pragma once
@@ -14,7 +14,7 @@ constexpr int kPackThreads = 1024;
 struct PackParams {
   GemmParams product;
   int bits;       // of the weights, whose order of features x has
-  int wave_rows;  // of the batch: packed_together()
+  int wave_rows;  // of the batch, which are packed together: GemmMmaPlan's
   bool gates;     // x is packed a second time, for bfloat16 gates
 };
 
@@ -91,8 +91,8 @@ struct InputPacker {
     if constexpr (kFamily == Family::nvidia) {
       to[row()] = sum;
     } else {  // in the order of a strip's rows
-      const int half_rows = p.wave_rows < 16 ? p.wave_rows : 16, at = row() / half_rows * 32 + row() % half_rows;
-      to[at] = sum, to[at + half_rows] = 0;
+      const int at = row() / 16 * 32 + row() % 16;
+      to[at] = sum, to[at + 16] = 0;
     }
   }
   XLSTM_DEVICE void store_parts(char* to, int bits, int v, const Vec16& upper, const Vec16& lower) const {

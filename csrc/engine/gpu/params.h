@@ -44,7 +44,7 @@ struct PackedX {
   char* x[2];        // in the order of features of the weights' format, and of bfloat16 gates beside quantised weights
   float* step_sums;  // of quantised weights' x
   float* rms_factors;  // of an RMS norm
-  float* partials;     // sums of parts, and how many parts of a tile are there: of engine/gemm_mma/gemm_stream_k.h
+  float* partials;     // sums of parts, and how many parts are there: of gemm_mma/gemm_stream_k.h and gemm_batch.h
   uint32_t* arrived;
 };
 
@@ -61,7 +61,8 @@ struct GemmParams {
   const uint8_t* keep;
   float* to[kMaxLinears];  // outputs of each linear: (batch, rows)
   DeviceLinear linear[kMaxLinears];
-  PackedX packed;  // for kernels that take x so
+  PackedX packed;              // for kernels that take x so
+  int batch_waves, wave_rows;  // for gemm_mma/gemm_batch.h, with unit_rows: see GemmMmaPlan
   // For megakernel_cdna/: see MegakernelCdnaPlan; and the mailboxes to which Output::add adds.
   int unit_rows, unit_rounds, gate_rows, gate_rounds;
   const float* residual;

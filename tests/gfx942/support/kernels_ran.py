@@ -19,7 +19,7 @@ PARTS: dict[str, str | frozenset[str]] = {
         (
             "gemv_kernel",
             "gemm_mma_kernel",
-            "gemm_packed_kernel",
+            "gemm_batch_kernel",
             "pack_kernel",
             "heads_step",
             "megakernel_cdna",

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemm_mma for more than one row of x on CDNA: y = W x. The maths, and the order of every sum, are those of gemm_mma.h:
+// steps of 64 features are added to four sums in turn, which are then added up.
+//
+// Who owns what: a block has p.unit_rows rows of weights, as many as give all compute units the same. A wave has up to
+// 32 of them (for SwiGLU 16 of each linear) and kWaveRows rows of the batch, and adds up all features. With kSets 1
+// four blocks share a unit's rows, each with a quarter of the features: fewer lines of x for each line of weights. The
+// last of the four adds up their sums.
+//
+// A lane loads weights and x, both operands of its matrix instructions, from memory to registers, kDepth steps ahead of
+// their use. The loop has no barrier and no branch. The waves of a block load the same lines at about the same time, so
+// that the others find them in L1. Passes over a larger batch are blocks of the same XCD, so that weights are read from
+// memory once.
+//
+// x (engine/gemm_mma/gemm_batch_inputs.h): up to 8 rows are loaded as floats and split by each wave; of more rows
+// pack_kernel has split x and laid it out in memory (engine/gemm_mma/pack_inputs.h).
+//
+// Floor: the bytes of the weights over the bandwidth of memory. x comes from L2: its bytes are kBatch * 4 of each
+// feature beside unit_rows * 2 of weights.
+#pragma once
+
+#include "engine/gemm_mma/gemm_batch_inputs.h"
+
+namespace xlstm::gpu::engine {
+
+template <class Weights, int kWaveRows, int kSets>
+struct GemmBatch {
+  using E = BFloat16;
+  using Shape = GemmBatchShape<Weights, kWaveRows, kSets>;
+  using Sums = GemmSums<Weights, Shape>;
+  using Rows = LaneRows<Weights, Shape>;
+  using Inputs = std::conditional_t<Shape::kHalf, FloatInputs<Weights, Shape>, PackedInputs<Weights, Shape>>;
+  static constexpr int kDepth = batch_depth(Weights::kBits, kWaveRows, kSets);
+  static constexpr int kUnits = Shape::kUnits, kStrips = Shape::kStrips, kChains = Shape::kChains;
+  static constexpr int kRegisters = Shape::kRegisters, kStored = kRegisters / 2;  // of a strip, by each half of a wave
+  static_assert(kBatchUnroll % kDepth == 0 && kBatchUnroll % kSets == 0);
+
+  // A step of weights and x in a lane's registers.
+  struct Stage {
+    WeightStep<Weights, Shape> weights;
+    typename Inputs::Step x;
+  };
+
+  const GemmParams& p;
+  Inputs inputs;
+  Sums sums[kSets];
+
+  // first: of the batch's rows that this wave has.
+  XLSTM_DEVICE GemmBatch(const GemmParams& params, int first, const char* packed, const float* norm_weights)
+      : p(params), inputs(params, first, packed, norm_weights) {}
+
+  XLSTM_DEVICE void fetch(Stage& stage, const Rows& rows, const UnitLinears& linears, int tile) const {
+    stage.weights.fetch_inside(linears, rows, tile);
+    inputs.fetch(stage.x, tile * Shape::kSplitKWaves + Shape::k_wave());
+  }
+  template <int kSet>
+  XLSTM_DEVICE void multiply_stage(const Stage& stage, const GroupFormat& groups, int tile) {
+    Sums& to = sums[kSet % kSets];
+    typename Sums::GroupSums part;
+    if constexpr (Weights::kGroups)
+#pragma unroll
+      for (int c = 0; c < kChains; ++c)
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s) part[c][s].zero();
+    const auto operands = inputs.template operands<kSet>(stage.x, tile * Shape::kSplitKWaves + Shape::k_wave());
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      typename Sums::ChainVec16s chain;
+      Sums::dequantise_unit(stage.weights, u, chain);
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) {
+        Vec16 stream[kStreamVec16s<E>] = {};
+        operands.read(u, s, stream);
+        to.multiply_unit(chain, stream, s, part);
+      }
+    }
+    if constexpr (Weights::kGroups)
+      to.scale_columns_of_groups(stage.weights, groups, part, [&](int s, int r, int) { return operands.sum(s, r); });
+  }
+
+  XLSTM_DEVICE void run(int unit, const BatchPlace& at) {
+    const Rows rows = Rows::at(p, unit);
+    const GroupFormat groups = GroupFormat::of(p.linear[rows.unit.linear]);
+#pragma unroll
+    for (int n = 0; n < kSets; ++n) sums[n].clear();
+    multiply_steps(rows, groups);
+    float total[kChains][kStrips][kRegisters];
+    add_sets(total);
+    if constexpr (kSets == 1)
+      if (!add_shards(at, total)) return;
+    store_outputs(rows.unit, at, total);
+  }
+
+  // Steps that lie within the columns; behind them perhaps one that does not.
+  XLSTM_DEVICE void multiply_steps(const Rows& rows, const GroupFormat& groups) {
+    const int full = full_steps<Shape>(p.columns);
+    const int all = full + (full * Shape::kTileFeatures + Shape::k_wave() * kStepFeatures < p.columns);
+    const UnitLinears linears = UnitLinears::of(p, rows.unit);
+    const auto clamped = [&](int tile) { return tile < full ? tile : full - 1; };
+    Stage stages[kDepth];
+    if (full > 0)
+#pragma unroll
+      for (int d = 0; d < kDepth; ++d) fetch(stages[d], rows, linears, clamped(d));
+    inputs.begin();
+    int tile = 0;
+#pragma unroll 1
+    for (; tile + kBatchUnroll <= full; tile += kBatchUnroll)
+      each_of<kBatchUnroll>([&](auto d) {
+        Stage& stage = stages[d % kDepth];
+        multiply_stage<d>(stage, groups, tile + d);
+        sched_barrier();  // the compiler would move loads to their use
+        fetch(stage, rows, linears, clamped(tile + d + kDepth));
+        sched_barrier();
+      });
+    each_of<kBatchUnroll>([&](auto d) {
+      if (tile + d < full) {
+        multiply_stage<d>(stages[d % kDepth], groups, tile + d);
+        if constexpr (d + kDepth < kBatchUnroll - 1)
+          fetch(stages[d % kDepth], rows, linears, clamped(tile + d + kDepth));
+      } else if (tile + d < all) {
+        Stage last;
+        last.weights.fetch(p, rows, full);
+        inputs.fetch_last(last.x, full * Shape::kSplitKWaves + Shape::k_wave());
+        multiply_stage<d>(last, groups, full);
+      } else {
+        inputs.template skip<d>();
+      }
+    });
+    inputs.end();
+  }
+
+  // ---- epilogue
+
+  XLSTM_DEVICE void add_sets(float (&total)[kChains][kStrips][kRegisters]) const {
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+        for (int r = 0; r < kRegisters; ++r) {
+          float sum = 0;
+#pragma unroll
+          for (int n = 0; n < kSets; ++n) sum += sums[n].sum[c][s].value[r];
+          total[c][s][r] = sum;
+        }
+  }
+  // Stores the sums of a quarter of the features. Whichever wave is the last of the four then adds them up, in the
+  // order of the quarters, and returns true.
+  XLSTM_DEVICE bool add_shards(const BatchPlace& at, float (&total)[kChains][kStrips][kRegisters]) const {
+    constexpr int kShardFloats = kChains * kStrips * kRegisters * kWave;
+    float* const partials = p.packed.partials + int64_t(at.wave) * (kBatchShards * kShardFloats) + lane_id();
+    float* const to = partials + Shape::k_wave() * kShardFloats;
+    const auto each_sum = [&](auto&& f) {
+#pragma unroll
+      for (int c = 0; c < kChains; ++c)
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+          for (int r = 0; r < kRegisters; ++r) f(total[c][s][r], ((c * kStrips + s) * kRegisters + r) * kWave);
+    };
+    each_sum([&](float sum, int offset) { store_device_scope(to + offset, sum); });
+    wait_for_stores();
+    uint32_t before = 0;
+    uint32_t* const arrived = p.packed.arrived + at.wave;
+    if (lane_id() == 0) before = add_device_scope(opaque(arrived), 1);
+    if (uniform(int(before)) != kBatchShards - 1) return false;
+    if (lane_id() == 0) store_device_scope(arrived, uint32_t(0));
+    each_sum([](float& sum, int) { sum = 0; });
+#pragma unroll
+    for (int n = 0; n < kBatchShards; ++n)
+      each_sum([&](float& sum, int offset) { sum += load_device_scope(partials + n * kShardFloats + offset); });
+    return true;
+  }
+  // Upper and lower parts of x are in the two halves of a wave, each of which stores half of the sums.
+  XLSTM_DEVICE void store_outputs(const UnitRows& unit, const BatchPlace& at,
+                                  const float (&total)[kChains][kStrips][kRegisters]) const {
+    const GemmParams& q = *reload_params(&p);
+    const bool is_swiglu = q.output == Output::swiglu, second = lane_id() >= kWave / 2;
+    const int slot = lane_id() % kStripColumns;
+    float sum[kChains][kStrips][kStored];
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+        for (int r = 0; r < kStored; ++r) {
+          const float low = total[c][s][r] + shuffle_xor(total[c][s][r], kWave / 2);
+          const float high = total[c][s][kStored + r] + shuffle_xor(total[c][s][kStored + r], kWave / 2);
+          sum[c][s][r] = second ? high : low;
+        }
+    // Of the strip's rows of the batch: the first that this lane stores.
+    const int row_of_batch = lane_id() / 16 % 2 * kRegisters + (second ? kStored : 0);
+    float factor[kStrips][kStored], residual[kChains][kStrips][kStored];
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+      for (int r = 0; r < kStored; ++r) factor[s][r] = inputs.factor(s * Shape::kSplit + row_of_batch + r);
+    const auto each_output = [&](auto&& f) {
+#pragma unroll
+      for (int c = 0; c < kChains; ++c) {
+        if (is_swiglu && c >= kChains / 2) break;
+        const int in_wave = c * kStripColumns + slot, in_unit = Shape::row_in_unit(q, in_wave);
+        const int row = unit.first + in_unit;
+        if (in_wave >= q.wave_rows || Shape::first_row(q) + in_wave >= q.unit_rows || row >= q.linear[unit.linear].rows)
+          continue;
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+          for (int r = 0; r < kStored; ++r) {
+            const int b = s * Shape::kSplit + row_of_batch + r;
+            if (b < at.count) f(c, s, r, row, at.first + b);
+          }
+      }
+    };
+    if (q.output == Output::add)  // all loads in flight at once
+      each_output([&](int c, int s, int r, int row, int b) {
+        residual[c][s][r] = q.to[unit.linear][int64_t(b) * q.linear[unit.linear].rows + row];
+      });
+    each_output([&](int c, int s, int r, int row, int b) {
+      const auto linear_output = [&](int linear, int chain) {
+        const DeviceLinear& w = q.linear[linear];
+        const float y = sum[chain][s][r] * factor[s][r];
+        return w.bias.data ? y + value_of(w.bias, row) : y;
+      };
+      const float y = linear_output(unit.linear, c);
+      if (q.output == Output::add)
+        q.to[unit.linear][int64_t(b) * q.linear[unit.linear].rows + row] = residual[c][s][r] + y;
+      else
+        store_output(q, q.output, unit.linear, row, b, is_swiglu ? swiglu(y, linear_output(1, c + kChains / 2)) : y);
+    });
+  }
+};
+
+// Blocks: 8 neighbours, which are of the eight XCDs, have one unit each; the next 8 have the same units for the batch's
+// next rows. Where four blocks share a unit, each two XCDs have a quarter of the features.
+template <class Weights, int kWaveRows, int kSets>
+__global__ __launch_bounds__(kMostBatchThreads, 2) void gemm_batch_kernel(XLSTM_PARAM GemmParams kernel_arg) {
+  if constexpr (kFamily == Family::cdna) {
+    using Shape = GemmBatchShape<Weights, kWaveRows, kSets>;
+    const GemmParams& p = *kernel_params(kernel_arg);
+    extern __shared__ __align__(128) char lds[];
+    float* const norm_weights = reinterpret_cast<float*>(lds);
+    const int batch = p.batch_waves * kWaveRows, passes = (p.batch + batch - 1) / batch;
+    const int eight = int(blockIdx.x) / 8, pass = eight % passes;
+    constexpr int kSideBySide = kSets == 1 ? 8 / kBatchShards : 8;
+    const int unit = eight / passes * kSideBySide + int(blockIdx.x) % kSideBySide;
+    const int units = units_of(p, Weights::kGroups, p.unit_rows);
+    const int group = pass * p.batch_waves + Shape::batch_wave(p), first = group * kWaveRows, left = p.batch - first;
+    const BatchPlace at{first, left < kWaveRows ? left : kWaveRows,
+                        (pass * units + unit) * (int(blockDim.x) / kWave) + wave_id()};
+    if (left <= 0) return;
+    if (unit < units) {
+      if constexpr (Shape::kHalf && kSets > 1) load_norm_weights(p, norm_weights);
+      GemmBatch<Weights, kWaveRows, kSets>(p, first, p.packed.x[0], norm_weights).run(unit, at);
+    } else if constexpr (Weights::kGroups && kSets > 1) {
+      if (p.output == Output::store && unit - units < units_of(p, false, p.unit_rows)) {
+        if constexpr (Shape::kHalf) load_norm_weights(p, norm_weights);
+        GemmBatch<Bfloat16Weights, kWaveRows, kSets>(p, first, p.packed.x[1], norm_weights).run(unit - units, at);
+      }
+    }
+  }
+}
+
+}  // namespace xlstm::gpu::engine
