@@ -42,16 +42,21 @@ void test_units(const MegakernelCdnaCall& call, int gate_blocks) {
   const Chip chip = known_chip("MI300X");
   const MegakernelCdnaPlan p = plan_megakernel_cdna(call, chip);
   CHECK(p.blocks == chip.compute_units, "%d blocks", int(p.blocks));
-  CHECK(p.lds_bytes + norm_stats_bytes(1) <= chip.lds_bytes && p.sums_at >= 10944 * 4, "%d bytes", p.lds_bytes);
+  const int x_bytes =
+      12 * kCdnaWaves * 4 * cdna_step_bytes(false);  // 171 steps, filled up to 12 of each wave and slice
+  CHECK(p.lds_bytes <= chip.lds_bytes && p.sums_at >= x_bytes, "%d bytes", p.lds_bytes);
+  const CdnaUnits& down = p.units[3];
+  CHECK(down.rows == 7 && down.slice_bits == 2 && down.rounds == 1, "%d rows in %d slices", down.rows,
+        1 << down.slice_bits);
   CHECK(p.gate_blocks == gate_blocks, "%d blocks of gates", p.gate_blocks);
   const int64_t gate_groups = p.gate_blocks * kCdnaGroups;
   CHECK(units_of(call.gates, p.gate_units.rows) <= gate_groups * p.gate_units.rounds, "gates without a group");
   for (int n = 0; n <= kCdnaProducts; ++n) {
     const GemmShape& shape = call.product[n];
-    const auto [rows, rounds] = p.units[n];
+    const auto [rows, slice_bits, rounds] = p.units[n];
     const int64_t groups = p.blocks * kCdnaGroups - (n == 0 ? gate_groups : 0);
     const int sides = shape.swiglu ? 2 : 1;
-    CHECK(rows >= 1 && rows * sides <= kCdnaUnitSlots, "product %d: %d rows", n, rows);
+    CHECK(rows >= 1 && (rows << slice_bits) * sides <= kCdnaUnitSlots, "product %d: %d rows", n, rows);
     CHECK(units_of(shape, rows * sides) <= groups * rounds, "product %d: rows without a group", n);
     int64_t all = 0;
     for (int j = 0; j < shape.linear_count / sides; ++j) all += shape.rows[j];
@@ -59,6 +64,17 @@ void test_units(const MegakernelCdnaCall& call, int gate_blocks) {
     CHECK(rows * rounds <= least + rounds + 1, "product %d: %d rows of a group instead of %d", n, rows * rounds,
           int(least));
   }
+}
+
+void test_steps() {
+  for (int bits = 0; bits <= kCdnaMostSliceBits; ++bits)
+    for (int columns = kStepFeatures; columns <= kMaxSingleFeatures; columns += kStepFeatures) {
+      const int steps = cdna_wave_steps(columns, bits, kCdnaDepth),
+                features = steps * kStepFeatures * kCdnaWaves << bits;
+      const int most = kCdnaMostVec8s * kMegakernelCdnaThreads * kVec8;
+      CHECK(steps % kCdnaDepth == 0 && features >= columns, "%d features in %d steps", columns, steps);
+      CHECK(features <= most, "%d features for the threads' %d", features, most);
+    }
 }
 
 void test_what_has_no_plan() {
@@ -74,7 +90,7 @@ void test_what_has_no_plan() {
   CHECK(!blocks([](auto& call) { call.suits = false; }, chip), "tensors that do not suit");
   CHECK(!blocks([](auto& call) { call.dhv = 520; }, chip), "values that are no tiles");
   CHECK(!blocks([](auto& call) { call.dqk = 2048; }, chip), "more keys than threads");
-  for (const int columns : {960, 4100, 11328})
+  for (const int columns : {192, 4100, 11328})
     CHECK(!blocks([&](auto& call) { call.product[1].columns = columns; }, chip), "%d features", columns);
 }
 
@@ -83,6 +99,7 @@ void test_what_has_no_plan() {
 int main() {
   test_units(large(), 0);
   test_units(quantised(), 8);
+  test_steps();
   test_what_has_no_plan();
   return finish();
 }

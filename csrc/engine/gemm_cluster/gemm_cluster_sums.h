@@ -25,8 +25,6 @@ struct ClusterX {
                     // batch 1
 };
 
-constexpr int kXDigits = 3, kXDigitBits = 22;
-
 template <class Weights, int kBatch>
 struct Int8Sums {
   static constexpr int kBits = Weights::kBits, kStrips = kBatch == 1 ? 1 : kBatch / 8;

@@ -85,8 +85,6 @@ struct GemmMma {
       : p(params),
         inputs(params, norm_stats, lds, first_row(params), rows_from(params, first_row(params))),
         sums(reinterpret_cast<float*>(lds + params.stage_tiles * x_tile_bytes(kFamily, kBatch, Weights::kGroups))) {}
-  XLSTM_DEVICE GemmMma(const GemmParams& params, typename Shape::NormStats& norm_stats, char* lds, float* sum_buffers)
-      : p(params), inputs(params, norm_stats, lds, 0, 1), sums(sum_buffers) {}
 
   XLSTM_DEVICE EpilogueRows epilogue_rows() const {
     return {unit_rows, inputs.first, inputs.count, inputs.normed() ? inputs.rms_factors() : nullptr};
@@ -285,9 +283,6 @@ struct GemmMma {
                             Rows::either(inside, source.rows, next.rows), inside ? step + kDepth : next.clamped(d));
       sched_barrier();
     };
-    if constexpr (Shape::kPublishes)
-#pragma unroll
-      for (Step& first : steps) first.arrive();
     int step = 0;
 #pragma unroll 1
     for (; step + kDepth <= full; step += kDepth)

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "engine/gemm_mma/gemm_mma_shape.h"
-#include "engine/gpu/device_mailbox.h"
 #include "engine/gpu/prologue_epilogue.h"
 #include "engine/gpu/weight_formats.h"
 #include "tile/columns.h"
@@ -13,18 +12,11 @@ namespace xlstm::gpu::engine {
 
 static_assert(kGemmMmaThreads == kEngineThreads);
 
-// Units of as many rows as a kernel has slots for: for SwiGLU half of them, of each of two linears.
+// Units of kRows rows: for SwiGLU half of them, of each of two linears.
 template <int kRows>
 struct FullUnits {
-  static constexpr bool kPublishes = false;  // x and outputs are tensors, not mailboxes (engine/gpu/device_mailbox.h)
   XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.output == Output::swiglu ? kRows / 2 : kRows; }
-  // The row that a slot loads.
-  XLSTM_DEVICE static int row_in_unit(const GemmParams&, int slot) { return slot; }
   XLSTM_DEVICE static int thread() { return int(threadIdx.x); }  // of those that add up and store a unit's sums
-  template <class T>
-  XLSTM_DEVICE static T* device_memory(T* x) {
-    return x;
-  }
 };
 
 // The constants of a kernel for kBatch rows of the batch and kRows rows of weights. kSharesRegisters: the kernel also
@@ -163,20 +155,13 @@ struct GemmMmaInputs {
   }
   XLSTM_DEVICE void fetch_inputs(int stage, int burst) {
     const int begin = stage * p.stage_tiles * Shape::kTileChunks;
-    [[maybe_unused]] const float* mailbox[kBurstVec8s];
 #pragma unroll
     for (int i = 0; i < kBurstVec8s; ++i) {
       const int k = (begin + chunk_of(burst, i)) * kChunkFeatures + thread_vec8() * kVec8;
       const bool inside = k < p.columns;
       const int b = row_of(burst, i);
-      const float* const from =
-          Shape::device_memory(p.x) + (inside && b < count ? int64_t(first + b) * p.columns + k : 0);
-      if constexpr (!Shape::kPublishes)
-        read_vec8(from, x[i]);
-      else
-        mailbox[i] = from;
+      read_vec8(p.x + (inside && b < count ? int64_t(first + b) * p.columns + k : 0), x[i]);
     }
-    if constexpr (Shape::kPublishes) device_mailbox::spin(mailbox, x);
   }
   // The weights of a norm. No kernel of a step writes them, so the first may be loaded before earlier kernels have
   // ended.
@@ -186,13 +171,12 @@ struct GemmMmaInputs {
     for (int c = 0; c < kChunks; ++c) {
       const int chunk = stage * p.stage_tiles * Shape::kTileChunks + chunk_of(burst, c * kChunkRows);
       const int k = chunk * kChunkFeatures + thread_vec8() * kVec8;
-      weight[c].fetch({Shape::device_memory(p.weight.data), p.weight.dtype}, k < p.columns ? k : 0);
+      weight[c].fetch(p.weight, k < p.columns ? k : 0);
     }
   }
   XLSTM_DEVICE void fetch(int stage, int burst) {
-    if (Shape::kPublishes) fetch_weights(stage, burst);  // on their way while the block waits for x
     fetch_inputs(stage, burst);
-    if (!Shape::kPublishes) fetch_weights(stage, burst);
+    fetch_weights(stage, burst);
   }
   XLSTM_DEVICE void fetch_first(int stage) { fetch(stage, 0); }
   // Stores a whole stage, whose first burst is in flight. needs_squares: also adds up squares.

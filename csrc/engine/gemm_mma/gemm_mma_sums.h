@@ -209,19 +209,15 @@ struct GemmSums {
       const Coord at = output_coord(n, is_swiglu);
       const int b = at.b, row = rows.unit.first + at.slot;
       if (b >= rows.count || row >= p.linear[rows.unit.linear].rows) continue;
-      if (Shape::kPublishes && at.slot >= Shape::unit_rows(p)) continue;
       const float factor = rows.rms_factors ? rows.rms_factors[b] : 1.0f;
       const auto linear_output = [&](int linear, const float(&parts)[2]) {
         const DeviceLinear& w = p.linear[linear];
         const float y = (parts[0] + parts[1]) * factor;
-        return w.bias.data ? y + value_of({Shape::device_memory(w.bias.data), w.bias.dtype}, row) : y;
+        return w.bias.data ? y + value_of(w.bias, row) : y;
       };
       const float y = linear_output(rows.unit.linear, total[0][n]);
       const float output = is_swiglu ? swiglu(y, linear_output(1, total[1][n])) : y;
-      if constexpr (Shape::kPublishes)
-        device_mailbox::publish_output(p, rows.unit.linear, row, output);
-      else
-        store_output(p, p.output, rows.unit.linear, row, rows.first + b, output);
+      store_output(p, p.output, rows.unit.linear, row, rows.first + b, output);
     }
   }
 };

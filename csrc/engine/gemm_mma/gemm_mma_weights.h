@@ -67,14 +67,14 @@ struct LaneRows {
   XLSTM_DEVICE static RowCoord row_of_slot(const GemmParams& p, const UnitRows& unit, int slot) {
     const bool is_swiglu = p.output == Output::swiglu;
     const int of = is_swiglu ? slot / (kRows / 2) : unit.linear,
-              row = unit.first + Shape::row_in_unit(p, is_swiglu ? slot % (kRows / 2) : slot);
+              row = unit.first + (is_swiglu ? slot % (kRows / 2) : slot);
     const int rows = p.linear[of].rows;
     return {of, row < rows ? row : rows - 1};
   }
   XLSTM_DEVICE static LaneRows at(const GemmParams& kernel_arg, int unit) {
     const GemmParams& p = *reload_params(&kernel_arg);
     LaneRows rows;
-    rows.unit = rows_of_unit(p, Weights::kGroups, unit, Shape::unit_rows(p));
+    rows.unit = rows_of_unit<kRows>(p, Weights::kGroups, unit);
     const int lane = lane_id();
 #pragma unroll
     for (int c = 0; c < kChains; ++c) {
@@ -242,22 +242,6 @@ struct WeightStep {
           offset[c][j] = load_bits<uint16_t>(offsets, at);
         }
       }
-    }
-  }
-  // Waits until the step has arrived. Loads that paths have left in flight in different orders would make the compiler
-  // wait for all loads in each iteration of a loop behind them.
-  XLSTM_DEVICE void arrive() {
-#pragma unroll
-    for (int c = 0; c < kChains; ++c) {
-#pragma unroll
-      for (int j = 0; j < Shape::kLaneRows; ++j)
-#pragma unroll
-        for (int l = 0; l < Shape::kLoads; ++l)
-#pragma unroll
-          for (uint32_t& word : load[c][j][l].word) word = opaque(word);
-      if constexpr (Weights::kGroups)
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) scale[c][j] = opaque(scale[c][j]), offset[c][j] = opaque(offset[c][j]);
     }
   }
   // A step that lies within the columns: without a branch, where paths with other loads in flight would join.

@@ -57,11 +57,10 @@ XLSTM_DEVICE void spin(const float* const (&from)[kCount], float (&to)[kCount][k
     for (int e = 0; e < kVec8; ++e) to[i][e] = x[i * kVec8 + e];
 }
 
-// The epilogue's counterpart of store_output, for the single row of the batch. The residual is x of this row, which
-// this block has seen in full.
-XLSTM_DEVICE void publish_output(const GemmParams& p, int linear, int row, float y) {
+// The epilogue's counterpart of store_output, for the single row of the batch. residual: what Output::add adds to.
+XLSTM_DEVICE void publish_output(const GemmParams& p, int linear, int row, float y, float residual) {
   if (p.output == Output::add)
-    y += load_device_scope(global(p.residual) + row);
+    y += residual;
   else if (p.output == Output::store)
     y = cap_and_mask(p, linear, 0, y);
   publish(global(p.to[linear]) + row, y);

@@ -48,6 +48,11 @@ struct PackedX {
   uint32_t* arrived;
 };
 
+// A product's units in megakernel_cdna/: rows of each linear, in 2^slice_bits slices of features; units of each group.
+struct CdnaUnits {
+  int rows, slice_bits, rounds;
+};
+
 struct GemmParams {
   int batch, columns, linear_count;
   int stage_tiles, blocks, stages;  // for gemm_mma/: see GemmMmaPlan
@@ -61,10 +66,10 @@ struct GemmParams {
   const uint8_t* keep;
   float* to[kMaxLinears];  // outputs of each linear: (batch, rows)
   DeviceLinear linear[kMaxLinears];
-  PackedX packed;              // for kernels that take x so
-  int batch_waves, wave_rows;  // for gemm_mma/gemm_batch.h, with unit_rows: see GemmMmaPlan
-  // For megakernel_cdna/: see MegakernelCdnaPlan; and the mailboxes to which Output::add adds.
-  int unit_rows, unit_rounds, gate_rows, gate_rounds;
+  PackedX packed;                         // for kernels that take x so
+  int batch_waves, wave_rows, unit_rows;  // for gemm_mma/gemm_batch.h: see GemmMmaPlan
+  // For megakernel_cdna/; and the mailboxes to which Output::add adds.
+  CdnaUnits units, gate_units;
   const float* residual;
 };
 

@@ -10,7 +10,7 @@ namespace xlstm::gpu::engine {
 
 struct Bfloat16Weights {
   static constexpr int kBits = 16, kParts = 1;
-  static constexpr bool kGroups = false, kConverted = false;
+  static constexpr bool kGroups = false, kConverted = false, kIntegers = false;
   using Load = Vec16;
 
   XLSTM_DEVICE static void to_bfloat16(const Load& load, int, Vec16 (&part)[1]) { part[0] = load; }
@@ -18,7 +18,7 @@ struct Bfloat16Weights {
 
 struct Float16Weights {
   static constexpr int kBits = 16, kParts = 2;
-  static constexpr bool kGroups = false, kConverted = true;
+  static constexpr bool kGroups = false, kConverted = true, kIntegers = false;
   using Load = Vec16;
 
   XLSTM_DEVICE static void to_bfloat16(const Load& load, int, Vec16 (&part)[2]) {
@@ -31,12 +31,15 @@ struct Float16Weights {
   }
 };
 
-// Quantised weights are multiplied as q - kZero. Without offsets a weight means scale * (q - kMiddle).
-// Of 8 bits: Q::bytes<n>() has bytes n and n + 2 of a register as two bfloat16.
+// Where integer weights are multiplied as they are, x's are integers of so many bits, in digits to base 256.
+constexpr int kXDigits = 3, kXDigitBits = 22;
+
+// Quantised weights are multiplied as q - kZero, where kIntegers as q in a product of bytes. Without offsets a weight
+// means scale * (q - kMiddle). Of 8 bits: Q::bytes<n>() has bytes n and n + 2 of a register as two bfloat16.
 template <class Q>
 struct Weights8 {
   static constexpr int kBits = 8, kParts = 1, kZero = 0, kMiddle = 0;
-  static constexpr bool kGroups = true, kConverted = true;
+  static constexpr bool kGroups = true, kConverted = true, kIntegers = Q::kIntegers;
   using Load = Vec16;
 
   XLSTM_DEVICE static void to_bfloat16(const Load& load, int n, Vec16 (&part)[1]) {
@@ -48,6 +51,7 @@ struct Weights8 {
   }
 };
 struct SignedBytes {
+  static constexpr bool kIntegers = true;
   template <int n>
   XLSTM_DEVICE static uint32_t bytes(uint32_t word) {
     return signed_bytes<n>(word);
@@ -55,18 +59,24 @@ struct SignedBytes {
 };
 template <class F>
 struct Float8Bytes {
+  static constexpr bool kIntegers = false;
   template <int n>
   XLSTM_DEVICE static uint32_t bytes(uint32_t word) {
     return float8_bytes<F, n>(word);
   }
 };
-struct ByteWeights : Weights8<SignedBytes> {};
+struct ByteWeights : Weights8<SignedBytes> {
+  // As signed bytes, the nth 8 features.
+  XLSTM_DEVICE static void to_bytes(const Load& load, int n, uint32_t (&word)[2]) {
+    word[0] = load.word[2 * n], word[1] = load.word[2 * n + 1];
+  }
+};
 struct E4m3fnWeights : Weights8<Float8Bytes<Float8E4m3fn>> {};
 struct E4m3fnuzWeights : Weights8<Float8Bytes<Float8E4m3fnuz>> {};
 
 struct NibbleWeights {
   static constexpr int kBits = 4, kParts = 1, kZero = -16, kMiddle = 8;
-  static constexpr bool kGroups = true, kConverted = true;
+  static constexpr bool kGroups = true, kConverted = true, kIntegers = true;
   struct alignas(8) Load {
     uint32_t word[2];
   };
@@ -76,6 +86,10 @@ struct NibbleWeights {
     for (int w = 0; w < 2; ++w)
 #pragma unroll
       for (int h = 0; h < 2; ++h) part[0].word[2 * w + h] = nibbles_and_16(load.word[w], n + 2 * h);
+  }
+  XLSTM_DEVICE static void to_bytes(const Load& load, int n, uint32_t (&word)[2]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) word[w] = load.word[w] >> 4 * n & 0x0f0f0f0fu;
   }
 };
 

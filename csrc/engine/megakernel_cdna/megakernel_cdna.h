@@ -2,7 +2,8 @@
 // CDNA's megakernel: a decode step of one row of the batch, from its embedding to logits, in one persistent cooperative
 // launch.
 //
-// Maths: as in engine/megakernel/megakernel.h, by the products of gemm_mma.h and the step of heads_step.h.
+// Maths: as in engine/megakernel/megakernel.h, by the products of megakernel_cdna_product.h and the step of
+// heads_step.h.
 //
 //   projections  q, k, v, o, i, f = W rms(x)                            i and f with the soft cap
 //   heads        C, n, m, h = mLSTM step(q, k, v, i, f),  y = heads(h) sigmoid(o)
@@ -14,18 +15,20 @@
 //
 // Who owns what: a compute unit has one block of two groups of four waves. LDS has the product's x, for both groups;
 // each group takes units of rows of weights in turn, and its waves split the features. A unit has as many rows as give
-// all groups the same (unit_rows, at most the kernel's slots for rows): a slot beyond them loads the last row again. So
-// no compute unit waits for one with more rows. All groups have equally many units: past the product's last unit a
-// group loads the last row again, and stores nothing. A block also owns tiles of C of 16 columns.
+// all groups the same, at most as many as it has slots: so no compute unit waits for one with more rows. Where few rows
+// fill few slots, a row has two or four of them, each for a slice of its features. All groups have equally many units:
+// past the product's last unit a group loads the last row again, and stores nothing. A block also owns tiles of C of 16
+// columns.
 //
 // Gates that stayed bfloat16 beside quantised projections are multiplied by the last blocks, which have no other rows
 // of that product: x lies in LDS in the order of features of one format.
 //
-// Timeline of a product in a group: the first weights of the next product are loaded behind the last of this one, and
-// are on their way while the epilogue, the next wait for x and its way to LDS take place.
+// Timeline of a product in a group: the first steps of the next product are loaded behind the last of this one. Two are
+// on their way during the epilogue and the next wait for x, two during its way to LDS: x arrives behind all that was
+// loaded before, of this wave and of the others.
 //
-//   weights  | the unit's steps ...... | the next product's first steps ............ | its next steps ...
-//   waves    | products                | epilogue, publish | spin for x, split x, LDS | products
+//   weights  | the unit's steps ...... | two steps of the next product | two more steps | its next steps ...
+//   waves    | products                | epilogue, publish, spin for x | split x, LDS   | products
 //
 // Mailboxes (engine/gpu/device_mailbox.h), one set for each block of the model; embed_kernel empties them. The heads'
 // counters of arrivals are one for each head of each block of the model.
@@ -37,43 +40,20 @@
 //   x + output           output                                 up; down as the residual
 //   u                    up                                     down
 //
-// Barriers are those of gemm_mma.h and heads_step.h, of the whole block: both groups have equally many units. After a
-// tile a barrier frees LDS for the next x.
+// Barriers are those of megakernel_cdna_product.h and heads_step.h, of the whole block: both groups have equally many
+// units. After a tile a barrier frees LDS for the next x.
 //
 // Params: products' params and the heads' params are in memory, a record for each product and block of the model, since
 // a kernel's own params have room for 4 KB. write_records_kernel writes them ahead of this kernel.
 //
-// Floor: the bytes of the weights over the bandwidth of memory: 99 us of a block of xLSTM-7B in bfloat16, where
-// 128 are predicted without the waits between workgroups (docs/lab/gfx942.md).
+// Floor: the bytes of the weights over the bandwidth of memory, 99 us of a block of xLSTM-7B in bfloat16 at the rate of
+// a copy. What is predicted is in docs/lab/gfx942.md.
 #pragma once
 
-#include "engine/gemm_mma/gemm_mma.h"
 #include "engine/gpu/heads_step.h"
-#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
+#include "engine/megakernel_cdna/megakernel_cdna_product.h"
 
 namespace xlstm::gpu::engine {
-
-// A group's products: those of gemm_mma at one row, with x from mailboxes and outputs to mailboxes. kUnitRows: how many
-// of a unit's slots have rows.
-template <class Weights, int kSlots, int GemmParams::* kUnitRows>
-struct MegakernelCdnaShape : GemmMmaShape<Weights, 1, kSlots> {
-  static constexpr bool kPublishes = true;
-  static constexpr int kChunkLanes = kMegakernelCdnaThreads / GemmMmaShape<Weights, 1, kSlots>::kChunkVec8s;
-
-  XLSTM_DEVICE static int k_wave() { return wave_id() & (kGemmMmaThreads / kWave - 1); }
-  XLSTM_DEVICE static int group() { return uniform(wave_id() / (kGemmMmaThreads / kWave)); }
-  XLSTM_DEVICE static int thread() { return int(threadIdx.x) % kGemmMmaThreads; }
-  XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.*kUnitRows; }
-  // The params are no kernel's own: the compiler would take their pointers for ones to LDS or memory, and after a load
-  // from such a pointer it waits for all loads.
-  template <class T>
-  XLSTM_DEVICE static T* device_memory(T* x) {
-    return global(x);
-  }
-  XLSTM_DEVICE static int row_in_unit(const GemmParams& p, int slot) {
-    return slot < unit_rows(p) ? slot : unit_rows(p) - 1;
-  }
-};
 
 struct MegakernelCdnaParams {
   const GemmParams* product;           // of each block of the model: projections, output, up, down; then the head
@@ -83,17 +63,14 @@ struct MegakernelCdnaParams {
 
 template <class Weights>
 struct MegakernelCdna {
-  using Shape = MegakernelCdnaShape<Weights, kCdnaUnitSlots, &GemmParams::unit_rows>;
-  using Gemm = GemmMma<Weights, 1, kCdnaUnitSlots, 64, Shape>;
-  static constexpr int kGateDepth = 2;  // steps on their way; four spill on gfx90a beside int4
-  using Gates = GemmMma<Bfloat16Weights, 1, kStripColumns, kGateDepth,
-                        MegakernelCdnaShape<Bfloat16Weights, kStripColumns, &GemmParams::gate_rows>>;
+  using Product = CdnaProduct<Weights, kCdnaDepth, &GemmParams::units>;
+  using Gates = CdnaProduct<Bfloat16Weights, kCdnaGateDepth, &GemmParams::gate_units>;
   using Tile = mlstm::HeadTile<float, kCdnaStepColumns>;
   using HeadsLds = HeadsStepLds<kCdnaStepColumns, kMegakernelCdnaThreads>;
 
   const MegakernelCdnaParams& p;
   char* lds;
-  typename Shape::NormStats& norm_stats;
+  float* squares;  // of waves, for an RMS norm
   HeadsLds& heads_lds;
 
   XLSTM_DEVICE const GemmParams& product(int n) const { return *reload_params(p.product + n); }
@@ -103,10 +80,10 @@ struct MegakernelCdna {
     int first, count;  // first: this one
 
     XLSTM_DEVICE static Groups of(int first_block, int blocks) {
-      return {int(blockIdx.x) - first_block + Shape::group() * blocks, kCdnaGroups * blocks};
+      return {int(blockIdx.x) - first_block + Product::group() * blocks, kCdnaGroups * blocks};
     }
     template <class Of>
-    XLSTM_DEVICE typename Of::UnitRange units(int rounds) const {
+    XLSTM_DEVICE typename Of::Groups units(int rounds) const {
       return {first, rounds * count, count};
     }
   };
@@ -166,31 +143,27 @@ struct MegakernelCdna {
 
   // A product, whose first weights are on their way.
   template <class Of, class NextOf>
-  XLSTM_DEVICE void multiply(const GemmParams& of, const typename Of::UnitRange& units,
-                             typename Of::Step (&steps)[Of::kDepth], typename Of::UnitSource& source,
+  XLSTM_DEVICE void multiply(const GemmParams& of, const typename Of::Groups& units,
+                             typename Of::Step (&steps)[Of::kDepth], typename Of::Source& source,
                              NextOf&& next_of) const {
-    float* const sums =
-        reinterpret_cast<float*>(lds + p.sums_at) + Shape::group() * (sum_buffer_bytes(kFamily, 1, kCdnaUnitSlots) / 4);
-    Of gemm(of, reinterpret_cast<typename Of::Shape::NormStats&>(norm_stats), lds, sums);
-    gemm.inputs.fetch_first(0);
-    gemm.load_stage(0, 1, true, false, [] {});
-    gemm.multiply_units(units, steps, source, next_of);
+    float* const sums = reinterpret_cast<float*>(lds + p.sums_at) + Of::group() * (kCdnaSumBytes / 4);
+    Of(of, lds, squares, sums, [&] { source.fetch_late(steps); }).multiply_units(units, steps, source, next_of);
   }
   // The bfloat16 gates, of an x of their own: quantised weights' x has another order of features.
   XLSTM_DEVICE void multiply_gates(const GemmParams& of) const {
     const Groups groups = Groups::of(first_gate_block(), p.gate_blocks);
-    typename Gates::UnitSource source = Gates::UnitSource::of(of, groups.first);
+    typename Gates::Source source = Gates::Source::of(of, groups.first);
     typename Gates::Step steps[Gates::kDepth];
-    source.fetch_first(steps);
-    multiply<Gates>(of, groups.template units<Gates>(of.gate_rounds), steps, source, [&](bool more, int unit) {
-      return Gates::UnitSource::of(of, more ? unit + groups.count : groups.first);
+    source.fetch_early(steps);
+    multiply<Gates>(of, groups.template units<Gates>(of.gate_units.rounds), steps, source, [&](bool more, int unit) {
+      return Gates::Source::of(of, more ? unit + groups.count : groups.first);
     });
   }
   XLSTM_DEVICE void run() const {
     int next = first_from(0);
-    typename Gemm::UnitSource source = Gemm::UnitSource::of(product(next), groups_of(next).first);
-    typename Gemm::Step steps[Gemm::kDepth];
-    source.fetch_first(steps);
+    typename Product::Source source = Product::Source::of(product(next), groups_of(next).first);
+    typename Product::Step steps[Product::kDepth];
+    source.fetch_early(steps);
 #pragma unroll 1
     for (int n = 0; n < p.products; ++n) {
       if (n % kCdnaProducts == kCdnaOutput) step_heads(n / kCdnaProducts);
@@ -202,8 +175,8 @@ struct MegakernelCdna {
       const GemmParams& of = product(n);
       const Groups groups = groups_of(n);
       next = n + 1 < p.products ? first_from(n + 1) : n;  // the head's first weights follow its last
-      multiply<Gemm>(of, groups.template units<Gemm>(of.unit_rounds), steps, source, [&](bool more, int unit) {
-        return Gemm::UnitSource::of(product(more ? n : next), more ? unit + groups.count : groups_of(next).first);
+      multiply<Product>(of, groups.template units<Product>(of.units.rounds), steps, source, [&](bool more, int unit) {
+        return Product::Source::of(product(more ? n : next), more ? unit + groups.count : groups_of(next).first);
       });
     }
   }
@@ -214,10 +187,10 @@ __global__ __launch_bounds__(kMegakernelCdnaThreads, 2) void megakernel_cdna(con
   if constexpr (kFamily == Family::cdna) {
     using Kernel = MegakernelCdna<Weights>;
     const MegakernelCdnaParams& p = *kernel_params(kernel_arg);
-    __shared__ typename Kernel::Shape::NormStats norm_stats;
+    __shared__ float squares[kMegakernelCdnaThreads / kWave];
     __shared__ typename Kernel::HeadsLds heads_lds;
     extern __shared__ __align__(128) char lds[];
-    Kernel{p, lds, norm_stats, heads_lds}.run();
+    Kernel{p, lds, squares, heads_lds}.run();
   }
 }
 

@@ -58,18 +58,17 @@ GemmParams params_of(const MegakernelCdnaPlan& plan, const MegakernelCdnaStep& s
   float* const boxes = step.memory.mailboxes;
   constexpr Phase kPhaseOf[] = {Phase::projections, Phase::output, Phase::up, Phase::down, Phase::head};
   const Phase phase = kPhaseOf[product];
-  of.unit_rows = plan.units[product].rows, of.unit_rounds = plan.units[product].rounds;
-  of.gate_rows = plan.gate_units.rows, of.gate_rounds = plan.gate_units.rounds;
-  of.stage_tiles = tiles_of(Family::cdna, of.columns);
+  of.units = plan.units[product], of.gate_units = plan.gate_units;
   of.x = boxes + at.from[int(phase)];
   if (phase == Phase::head) {
-    of.x += step.model.blocks * at.block;
+    of.residual = of.x += step.model.blocks * at.block;
     return of;
   }
   for (int j = 0; j < of.linear_count; ++j)
     of.to[j] = boxes + at.to[int(phase == Phase::projections && j == kOutputGate ? Phase::gate : phase)][j];
-  if (of.output == Output::add)
-    of.residual = boxes + at.from[int(phase == Phase::output ? Phase::projections : Phase::up)];
+  // Loaded for every product, without a branch; added where Output::add says so.
+  of.residual =
+      of.output != Output::add ? of.x : boxes + at.from[int(phase == Phase::output ? Phase::projections : Phase::up)];
   return of;
 }
 
@@ -79,7 +78,7 @@ void write_product(const MegakernelCdnaPlan& plan, const MegakernelCdnaStep& ste
                                   step.memory.product + product, kCdnaProducts, block_bytes);
   GemmParams& base = writer.params.base;
   writer.shifts(base.x);
-  if (base.output == Output::add) writer.shifts(base.residual);
+  writer.shifts(base.residual);
   writer.differs(base.weight.data);
   for (int j = 0; j < base.linear_count; ++j) {
     if (j == 0 || base.output != Output::swiglu) writer.shifts(base.to[j]);
