@@ -121,18 +121,21 @@ def test_step_of_workgroups_that_take_turns(package: ModuleType, device: ModuleT
 
 PERSISTENT = {"embedding_dim": 1024, "num_blocks": 2, "ffn_proj_factor": 1.0}
 TWO_ROUNDS = {**PERSISTENT, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457}
-UNEVEN = {**PERSISTENT, "num_blocks": 1, "ffn_proj_factor": 1.0625}  # 17 steps of 64 features
+UNEVEN = {**PERSISTENT, "num_blocks": 1, "ffn_proj_factor": 1.0625}  # 17 steps of 64 features in two slices
+FOUR_SLICES = {**UNEVEN, "ffn_proj_factor": 2.0625}  # 33 steps
 PERSISTENT_CASES: dict[str, tuple[torch.dtype, int | dict[str, Any], dict[str, Any]]] = {
     "two blocks": (torch.bfloat16, 0, PERSISTENT),
     "two heads, many words": (torch.bfloat16, 0, TWO_ROUNDS),
     "features that slices do not share": (torch.bfloat16, 0, UNEVEN),
+    "four slices": (torch.bfloat16, 0, FOUR_SLICES),
     "float16": (torch.float16, 0, PERSISTENT),
     "int8": (torch.bfloat16, 8, PERSISTENT),
     "int8, two heads, many words": (torch.bfloat16, 8, TWO_ROUNDS),
     "int8, features that slices do not share": (torch.bfloat16, 8, UNEVEN),
+    "int8, four slices": (torch.bfloat16, 8, FOUR_SLICES),
     "int8 of gates too": (torch.bfloat16, {"bits": 8, "skip": ()}, PERSISTENT),
     "int4": (torch.bfloat16, 4, PERSISTENT),
-    "int4, features that slices do not share": (torch.bfloat16, 4, UNEVEN),
+    "int4, four slices": (torch.bfloat16, 4, FOUR_SLICES),
     "int4 with offsets, groups of 128": (
         torch.bfloat16,
         {"bits": 4, "symmetric": False, "group_size": 128},
