@@ -237,12 +237,11 @@ def megakernel_cdna(kernel: Kernel, weights: str) -> Shape | None:
     """The products of one step of a wave, with LDS for xLSTM-7B: x of 10944 features, sums of two groups."""
     if kernel.family != "cdna":
         return None
-    rows, tile_features = 32, 256
-    tiles = -(-10944 // tile_features)
-    x, sums = tiles * tile_features * 4, 2 * 2 * 4 * rows * 2 * 4
-    sums_of_x = 0 if weights in ("Bfloat16Weights", "Float16Weights") else tiles * 4 * 4  # a float of each wave's step
+    rows, steps = 32, 12 * 16  # 171 steps, filled up to 12 of each wave's four slices
+    x, sums = steps * STEP_FEATURES * 4, 2 * 2 * 4 * rows * 4
+    scales = 0 if weights in ("Bfloat16Weights", "Float16Weights") else steps * 2 * 4  # with the sums of x
     parts = 2 if weights == "Float16Weights" else 1
-    return Shape(x + sums_of_x + sums, macs=STEP_FEATURES * rows * 16 * parts)
+    return Shape(x + scales + sums, macs=STEP_FEATURES * rows * 16 * parts)
 
 
 SHAPES: dict[str, Callable[..., Shape | None]] = {
