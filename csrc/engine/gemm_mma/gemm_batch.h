@@ -19,6 +19,7 @@
 // feature beside unit_rows * 2 of weights.
 #pragma once
 
+#include "arch/device_scope.h"
 #include "engine/gemm_mma/gemm_batch_inputs.h"
 
 namespace xlstm::gpu::engine {

@@ -12,8 +12,7 @@ namespace xlstm::gpu::engine {
 // kSets: the sums of each output, to which steps of features are added in turn; with 1 a block has every fourth step.
 template <class Weights, int kWaveRows, int kSets>
 struct GemmBatchShape {
-  static constexpr bool kSingle = false, kHalf = kWaveRows == 8, kRing = false, kLaneSharded = false,
-                        kPublishes = false;
+  static constexpr bool kSingle = false, kHalf = kWaveRows == 8, kRing = false, kLaneSharded = false;
   static constexpr int kBatchRows = kWaveRows, kThreads = kWave, kSumRows = 2 * kWaveRows;
   static constexpr int kChains = kBatchChains, kSplit = kHalf ? 8 : split_rows(kFamily), kStrips = kWaveRows / kSplit;
   static constexpr int kRegisters = kHalf ? 4 : Strip<BFloat16>::kRegisters;
