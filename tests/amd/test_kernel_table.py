@@ -39,7 +39,7 @@ def row(name: str, *bodies: list[str], arch: str = "gfx942", **notes: int) -> Ro
     return found
 
 
-# Kernel, and how many MFMA of half a unit its products take in a pass, loop by loop.
+# Kernel, and how many MFMA of half a unit its products take in a pass of four waves, loop by loop.
 PRODUCTS = [
     ("chunk_walk<bf16, 128, 32, h>", [72]),
     ("chunk_walk_cdna<bf16, 128, 32, h>", [72]),
@@ -50,7 +50,7 @@ PRODUCTS = [
     ("probabilities_kernel<bf16, 128, 128>", [64]),
     ("decode_kernel<bf16, 128, 128, false>", [32]),
     ("mla_kernel<bf16, 64, 576, false>", [136]),
-    ("mla_cdna_kernel<bf16, 576>", [136]),
+    ("mla_cdna_kernel<bf16, 576>", [272]),
     ("dkdv_kernel<bf16, 128, 128, false>", [128]),
     ("dq_kernel<bf16, 128, 128, false>", [96]),
     ("gemm_batch_kernel<Bfloat16Weights, 16, 4>", [64]),
