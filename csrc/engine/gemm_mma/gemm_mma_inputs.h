@@ -16,6 +16,8 @@ static_assert(kGemmMmaThreads == kEngineThreads);
 template <int kRows>
 struct FullUnits {
   XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.output == Output::swiglu ? kRows / 2 : kRows; }
+  // The row that a slot loads.
+  XLSTM_DEVICE static int row_in_unit(const GemmParams&, int slot) { return slot; }
   XLSTM_DEVICE static int thread() { return int(threadIdx.x); }  // of those that add up and store a unit's sums
 };
 

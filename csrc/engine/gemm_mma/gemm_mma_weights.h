@@ -67,14 +67,14 @@ struct LaneRows {
   XLSTM_DEVICE static RowCoord row_of_slot(const GemmParams& p, const UnitRows& unit, int slot) {
     const bool is_swiglu = p.output == Output::swiglu;
     const int of = is_swiglu ? slot / (kRows / 2) : unit.linear,
-              row = unit.first + (is_swiglu ? slot % (kRows / 2) : slot);
+              row = unit.first + Shape::row_in_unit(p, is_swiglu ? slot % (kRows / 2) : slot);
     const int rows = p.linear[of].rows;
     return {of, row < rows ? row : rows - 1};
   }
   XLSTM_DEVICE static LaneRows at(const GemmParams& kernel_arg, int unit) {
     const GemmParams& p = *reload_params(&kernel_arg);
     LaneRows rows;
-    rows.unit = rows_of_unit<kRows>(p, Weights::kGroups, unit);
+    rows.unit = rows_of_unit(p, Weights::kGroups, unit, Shape::unit_rows(p));
     const int lane = lane_id();
 #pragma unroll
     for (int c = 0; c < kChains; ++c) {

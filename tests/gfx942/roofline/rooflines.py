@@ -46,7 +46,7 @@ NOTES = (
         "fraction of the time of loading the key.",
     ),
     (
-        r"gemm_(mma|packed)_kernel<.*",
+        r"gemm_(mma|batch)_kernel<.*",
         "16 or 32 rows share a weight, of which a small batch fills few. With 2-byte weights memory binds, for the "
         "time in the column `memory`; with 4-bit weights the vector unit, which converts them to bfloat16.",
     ),
