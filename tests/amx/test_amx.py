@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from mlstm.test_execution import python
 from xlstm_hip import _native
 
 HERE = Path(__file__).parent
@@ -46,13 +46,9 @@ def run(emulator: Path, code: str) -> None:
         products = ctypes.CDLL(None).amx_products
         products.restype = ctypes.c_long
         """
-    environment = os.environ | {
-        "XLSTM_HIP_CPU_ISA": "amx",
-        "LD_PRELOAD": str(emulator),
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-    }
     text = textwrap.dedent(begin) + textwrap.dedent(code) + "\nassert products() > 1000, products()\n"
-    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True)
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])  # pytest's has other `attention`s
+    done = python(text, XLSTM_HIP_CPU_ISA="amx", LD_PRELOAD=str(emulator), PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -95,9 +91,6 @@ def test_all_rows_of_attention(emulator: Path) -> None:
 def test_a_cpu_without_amx_refuses_it() -> None:
     if _native.cpu_features()["amx"]:
         pytest.skip("this CPU has AMX")
-    done = subprocess.run(
-        [sys.executable, "-c", "from xlstm_hip import _native; _native.cpu_isa()"],
-        env=os.environ | {"XLSTM_HIP_CPU_ISA": "amx"}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = python("from xlstm_hip import _native; _native.cpu_isa()", XLSTM_HIP_CPU_ISA="amx")
     assert done.returncode == 1 and "XLSTM_HIP_CPU_ISA: expected one of" in done.stderr, done.stderr[-2000:]
     assert "got 'amx'" in done.stderr
