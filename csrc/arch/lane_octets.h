@@ -12,18 +12,14 @@ __device__ int sum_over_octet(int x);
 __device__ uint32_t most_over_octet(uint32_t x);
 #else
 constexpr int kOctetExchanges[] = {0xb1, 0x4e, 0x141};  // DPP: with a neighbour; pairs; the octet reversed
-template <int kControl>
-XLSTM_DEVICE int from_octet(int x) {
-  return __builtin_amdgcn_update_dpp(0, x, kControl, 0xf, 0xf, true);
-}
 XLSTM_DEVICE int sum_over_octet(int x) {
-  x += from_octet<kOctetExchanges[0]>(x);
-  x += from_octet<kOctetExchanges[1]>(x);
-  return x + from_octet<kOctetExchanges[2]>(x);
+  x += from_row<kOctetExchanges[0]>(x);
+  x += from_row<kOctetExchanges[1]>(x);
+  return x + from_row<kOctetExchanges[2]>(x);
 }
 template <int kControl>
 XLSTM_DEVICE uint32_t most_with(uint32_t x) {
-  const uint32_t other = uint32_t(from_octet<kControl>(int(x)));
+  const uint32_t other = from_row<kControl>(x);
   return other > x ? other : x;
 }
 XLSTM_DEVICE uint32_t most_over_octet(uint32_t x) {

@@ -109,11 +109,11 @@ XLSTM_DEVICE float sum_before_in_row(float x) {
   return lane > 0 ? before : 0.0f;
 }
 #else
-// The float of another lane of the row, zero where there is no such lane.
-template <int kControl>
-XLSTM_DEVICE float from_row(float x) {
+// The word of another lane of the row, zero where there is no such lane. kControl: DPP's.
+template <int kControl, class Word>
+XLSTM_DEVICE Word from_row(Word x) {
   const int bits = __builtin_bit_cast(int, x);
-  return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(0, bits, kControl, 0xf, 0xf, true));
+  return __builtin_bit_cast(Word, __builtin_amdgcn_update_dpp(0, bits, kControl, 0xf, 0xf, true));
 }
 XLSTM_DEVICE float sum_over_row(float x) {
   constexpr int kRotate = 0x120;

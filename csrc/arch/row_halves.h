@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "arch/compiler.h"
+#include "arch/lanes.h"
 
 namespace xlstm::gpu {
 
@@ -11,7 +11,7 @@ XLSTM_DEVICE uint32_t exchange_halves_of_row(uint32_t x) {
   return __shfl_xor_sync(~0u, x, 8);
 #else
   constexpr int kRotateByEight = 0x128;
-  return uint32_t(__builtin_amdgcn_update_dpp(0, int(x), kRotateByEight, 0xf, 0xf, true));
+  return from_row<kRotateByEight>(x);
 #endif
 }
 

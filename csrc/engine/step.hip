@@ -48,32 +48,36 @@ int64_t most_tiles(const xlstm_decode& p, const Chip& chip) {
 
 // The most memory that products take beside their tensors: those with the longest x, of every format of weights.
 PackedBytes most_packed_bytes(const xlstm_decode& p, const Chip& chip) {
+  struct Format {
+    int bits;
+    bool converted;
+  };
   PackedBytes most{};
-  for (const int bits : {16, 8, 4})
-    for (const bool converted : {bits < 16, true})
-      for (const int64_t columns : {p.dim, p.heads * p.dhv, p.ffn}) {
-        const GemmShape shape{p.batch, columns, false, bits, converted, 1, &p.dim, true};
-        const PackedBytes bytes = packed_bytes(shape, plan_gemm_mma(shape, chip), chip);
-        most.x = std::max(most.x, bytes.x), most.step_sums = std::max(most.step_sums, bytes.step_sums);
-        most.rms_factors = std::max(most.rms_factors, bytes.rms_factors);
-        most.partials = std::max(most.partials, bytes.partials);
-        most.arrivals = std::max(most.arrivals, bytes.arrivals);
-      }
+  for (const Format format : {Format{16, false}, Format{16, true}, Format{8, true}, Format{4, true}})
+    for (const int64_t columns : {p.dim, p.heads * p.dhv, p.ffn}) {
+      const GemmShape shape{p.batch, columns, false, format.bits, format.converted, 1, &p.dim, true};
+      const PackedBytes bytes = packed_bytes(shape, plan_gemm_mma(shape, chip), chip);
+      most.x = std::max(most.x, bytes.x), most.step_sums = std::max(most.step_sums, bytes.step_sums);
+      most.rms_factors = std::max(most.rms_factors, bytes.rms_factors);
+      most.partials = std::max(most.partials, bytes.partials);
+      most.arrivals = std::max(most.arrivals, bytes.arrivals);
+    }
   return most;
 }
 
 // Counters of arrivals: on NVIDIA gemm_stream_k's tiles, on CDNA the heads of heads_step and the waves of
 // gemm_batch_kernel, which both leave zeros.
-int64_t arrivals(const xlstm_decode& p, const Chip& chip) {
+int64_t arrivals(const xlstm_decode& p, const PackedBytes& most, const Chip& chip) {
   if (chip.family == Family::nvidia) return most_tiles(p, chip);
   if (chip.family != Family::cdna) return 0;
-  return std::max(p.batch * p.heads * (may_persist(p, chip) ? p.blocks : 1), most_packed_bytes(p, chip).arrivals);
+  return std::max(p.batch * p.heads * (may_persist(p, chip) ? p.blocks : 1), most.arrivals);
 }
 
 struct Memory {
   float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
-  float* mailboxes;   // of the megakernel
-  uint32_t* arrived;  // arrivals() counters
+  float* mailboxes;  // of the megakernel
+  int64_t arrived_count;
+  uint32_t* arrived;
   MegakernelCdnaMemory cdna;
   PackedX packed;  // for one product at a time
   char* step;
@@ -87,22 +91,19 @@ struct Memory {
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
     mailboxes = arena.take<float>(mailbox_floats(p, chip));
-    arrived = arena.take<uint32_t>(arrivals(p, chip));
+    const PackedBytes most = most_packed_bytes(p, chip);
+    arrived_count = arrivals(p, most, chip);
+    arrived = arena.take<uint32_t>(arrived_count);
     const bool persistent = may_persist(p, chip);
     cdna.product = arena.take<GemmParams>(persistent ? p.blocks * kCdnaProducts + 1 : 0);
     cdna.heads = arena.take<HeadsStepParams>(persistent ? p.blocks : 0);
     cdna.mailboxes = mailboxes;
-    packed = packed_of(arena, p, chip);
-    packed.arrived = arrived;
+    packed = {{arena.take<char>(most.x), arena.take<char>(most.x)},
+              arena.take<float>(most.step_sums / 4),
+              arena.take<float>(most.rms_factors / 4),
+              arena.take<float>(most.partials / 4),
+              arrived};
     step = arena.take<char>(int64_t(step_bytes));
-  }
-  static PackedX packed_of(Arena& arena, const xlstm_decode& p, const Chip& chip) {
-    const PackedBytes most = most_packed_bytes(p, chip);
-    return {{arena.take<char>(most.x), arena.take<char>(most.x)},
-            arena.take<float>(most.step_sums / 4),
-            arena.take<float>(most.rms_factors / 4),
-            arena.take<float>(most.partials / 4),
-            nullptr};
   }
 };
 
@@ -547,7 +548,7 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   table.batch = int(p.batch), table.dim = p.dim, table.vocab = p.vocab, table.tokens = p.tokens;
   table.table = {p.embedding.data, p.embedding.dtype};
   table.x = at.x;
-  table.arrived = at.arrived, table.arrived_count = arrivals(p, chip);
+  table.arrived = at.arrived, table.arrived_count = at.arrived_count;
   if constexpr (kHasHopperKernels)
     if (run_megakernel(p, table, at, chip, stream)) return;
   if (run_megakernel_cdna(p, table, at, chip, stream)) return;

@@ -62,7 +62,6 @@ constexpr int64_t left_copy_size(int64_t rows, int64_t steps) {
 template <class Op, class T>
 inline LeftOperand<T> left_operand(const T* a, int64_t step, [[maybe_unused]] int64_t rows,
                                    [[maybe_unused]] int64_t steps, [[maybe_unused]] T* copy) {
-#if defined(__AMX_BF16__)
   if constexpr (Op::kTiles) {
     const int64_t ld = steps_of_copy(steps);
     for (int64_t r = 0; r < rows; r += kRows)
@@ -75,7 +74,6 @@ inline LeftOperand<T> left_operand(const T* a, int64_t step, [[maybe_unused]] in
       }
     return {copy, 1, ld};
   }
-#endif
   return {a, step, 1};
 }
 
@@ -182,14 +180,12 @@ struct Tile {
   template <class Op>
   XLSTM_ALWAYS_INLINE void product_part(const LeftOperand<T>& left, const T* __restrict b, int64_t b_step,
                                         int64_t steps) {
-#if defined(__AMX_BF16__)
     if constexpr (Op::kTiles) {
       alignas(kVectorBytes) T sums[kRows * V * kLanes<T>];
       multiply_tiles<V>(left.data, left.step, left.row, b, b_step, steps, sums);
       each(V * kLanes<T>, [&](int r, int v, int64_t at) XLSTM_INLINED { acc[r][v] = load(sums + at); });
       return;
     }
-#endif
     const T* __restrict a = left.data;
     const int64_t a_step = left.step, a_row = left.row == 1 ? 1 : left.row;
     Vec<T> sums[R][V];

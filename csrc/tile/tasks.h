@@ -18,9 +18,7 @@ inline void parallel_tasks(const Executor& executor, int64_t tasks, F&& f) {
   } shared{f, tasks, 0};
   const auto body = [](void* arg, int32_t worker) {
     Shared& s = *static_cast<Shared*>(arg);
-#if defined(__AMX_BF16__)
     const TileSession session;
-#endif
     for (int64_t task; (task = __atomic_fetch_add(&s.next, 1, __ATOMIC_RELAXED)) < s.tasks;) s.f(task, worker);
   };
   const int32_t workers = int32_t(tasks < executor.workers ? tasks : executor.workers);

@@ -12,12 +12,20 @@
 // 8192 multiply-adds; vdpbf16ps takes 256 cycles.
 #pragma once
 
+#include <cstdint>
+
+namespace xlstm::XLSTM_ISA {
+
+constexpr int kTileRows = 8, kTilePairs = 16, kTileColumns = 16;
+
+}  // namespace xlstm::XLSTM_ISA
+
 #if defined(__AMX_BF16__)
 #include <immintrin.h>
 
 namespace xlstm::XLSTM_ISA {
 
-constexpr int kTileRows = 8, kTilePairs = 16, kTileColumns = 16;
+constexpr bool kHasTiles = true;
 
 // The tile registers' shapes: sums 0 and 1, the left operand 2, the right operands 3 and 4.
 struct alignas(64) TileShapes {
@@ -107,6 +115,19 @@ __attribute__((noinline)) inline void multiply_tiles(const float* a, int64_t a_s
   _tile_stored(0, sums, V * 64);
   if constexpr (V == 2) _tile_stored(1, sums + kTileColumns, V * 64);
 }
+
+}  // namespace xlstm::XLSTM_ISA
+#else
+namespace xlstm::XLSTM_ISA {
+
+constexpr bool kHasTiles = false;
+struct TileSession {
+  TileSession() {}
+};
+void transpose_left(const float*, int64_t, float*, int64_t);
+void copy_left(const float*, int64_t, int64_t, int64_t, float*, int64_t);
+template <int V>
+void multiply_tiles(const float*, int64_t, int64_t, const float*, int64_t, int64_t, float*);
 
 }  // namespace xlstm::XLSTM_ISA
 #endif

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #endif
 
+#include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>

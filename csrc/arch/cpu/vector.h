@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #endif
 
+#include "arch/cpu/amx.h"
 #include "base/float8.h"
 #include "xlstm_hip.h"
 
@@ -282,11 +283,7 @@ struct Plain {
 struct Bf16Pairs {
   using Scalar = float;
   static constexpr int kPack = 2;
-#if defined(__AMX_BF16__)
-  static constexpr bool kTiles = true;
-#else
-  static constexpr bool kTiles = false;
-#endif
+  static constexpr bool kTiles = kHasTiles;
   static constexpr xlstm_dtype kStored = XLSTM_BFLOAT16;
   static Vec<float> multiply_add(Vec<float> acc, Vec<float> right, float left) {
     const __m512i l = _mm512_set1_epi32(__builtin_bit_cast(int32_t, left));
