@@ -20,6 +20,7 @@ from xlstm_hip.models.config_files import SpecialTokens
 from xlstm_hip.models.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEAD = (4, 8, 16)  # NH, DHQK, DHHV
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 7, 9])
@@ -134,7 +135,8 @@ def test_many_rows_go_through_the_layers(dtype: torch.dtype, monkeypatch: pytest
 def test_which_rows_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(**options: Any) -> int:
         model = small_model(**options)
-        return next(rows for rows in range(100) if decode_engine.engine_of(model, model._new_engine).runs_layers(rows))
+        engine = decode_engine.engine_of(model, model._new_engine)
+        return next(rows for rows in range(100) if engine.runs_layers((rows, *HEAD)))
 
     assert first() == first(dtype=torch.bfloat16) == 65  # a CPU
     model = small_model(dtype=torch.bfloat16)
@@ -142,18 +144,18 @@ def test_which_rows_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> No
     engine._first = (torch.bfloat16, torch.device("cuda"))
     for version, rows in ((None, 9), ("7.2", 65)):
         monkeypatch.setattr(torch.version, "hip", version)
-        assert [engine.runs_layers(n) for n in (rows - 1, rows)] == [False, True]
+        assert [engine.runs_layers((n, *HEAD)) for n in (rows - 1, rows)] == [False, True]
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "200")  # the user's word is the last
-    assert [engine.runs_layers(n) for n in (200, 201)] == [False, True]
+    assert [engine.runs_layers((n, *HEAD)) for n in (200, 201)] == [False, True]
     monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "-1")
     with pytest.raises(ValueError, match="XLSTM_HIP_DECODE_OP_ROWS: expected a number of rows, 0 or more, or nothing"):
-        engine.runs_layers(1)
+        engine.runs_layers((1, *HEAD))
     monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "")
     for mixed in (small_model(), quantize(small_model(dtype=torch.bfloat16), 8, progress=False)[0]):
         engine = decode_engine.engine_of(mixed, mixed._new_engine)
         engine._first = (torch.bfloat16, torch.device("cuda"))
-        assert not engine.runs_layers(64)
+        assert not engine.runs_layers((64, *HEAD))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ FORMAT = 1
 SHIPPED = Path(__file__).with_name("plans.json")
 ENVIRONMENT = "XLSTM_HIP_PLANS"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+WEIGHTS = ("int8", "int4", "float8_e4m3fn", "float8_e4m3fnuz")  # more dtypes, of a model's weights
 
 Plan = Mapping[str, Any]  # choice -> value; 0, or a choice that is left out, is as the plan in csrc/ says
 AS_PLANNED: Plan = {}
@@ -44,7 +45,10 @@ CHOICES = {
     "attention_forward": ("block_size", "splits"),
     "attention_backward": ("block_size", "row_panels", "parts", "common_schedule"),
     "mla_decode": ("block_size", "splits"),
+    "decode_step": ("path",),
 }
+BY_OP, BY_LAYERS = "the decode engine's op", "the model's layers"
+PATHS = ("as planned", BY_OP, BY_LAYERS)  # of a decode step, by their numbers in a plan
 CLASSES = {
     "mlstm_chunkwise": MLSTM_CLASS,
     "mlstm_backward": MLSTM_CLASS,
@@ -53,6 +57,7 @@ CLASSES = {
     "attention_forward": ATTENTION_CLASS,
     "attention_backward": ATTENTION_CLASS,
     "mla_decode": ATTENTION_CLASS,
+    "decode_step": ("dtype", "batch", "heads", "dqk", "dhv"),  # dtype: of the weights
 }
 FIELDS = ("op", "arch", "class", "plan", "speedup", "run")  # of an entry; the last two say where it is from
 ROUNDED = ("batch", "length", "queries")
@@ -60,6 +65,7 @@ ROUNDED = ("batch", "length", "queries")
 Key = tuple  # arch, then the class
 _entries: dict[str, dict[Key, Plan]] = {}  # by op
 _trying: dict[str, Plan] = {}  # by op, for every shape
+_changes = 0  # of the two
 
 
 def rounded_up(n: int) -> int:
@@ -88,8 +94,11 @@ def arch_of(device_type: str, index: int | None = None) -> str:
     return f"{arch}/{facts.compute_units}"
 
 
-def plan_for(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) -> Plan:
-    """The table's plan for a call, or AS_PLANNED. Costs time only if the table has entries for the op."""
+def plan_for(op: str, device: torch.device, dtype: torch.dtype | str, **sizes: Any) -> Plan:
+    """The table's plan for a call, or AS_PLANNED. Costs time only if the table has entries for the op.
+
+    dtype: of a decode step, which weights of 8 and 4 bits may have, one of DTYPES and WEIGHTS
+    """
     if op in _trying:
         return _trying[op]
     if op not in _entries or device.type not in ("cpu", "cuda"):
@@ -100,6 +109,11 @@ def plan_for(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) ->
 
 def has_entries() -> bool:
     return bool(_entries)
+
+
+def changes() -> int:
+    """How often the plans in use have changed: graphs keep those that they were captured with."""
+    return _changes
 
 
 def fused_plan_for(op: str, device: torch.device, dtype: torch.dtype, **sizes: Any) -> Plan:
@@ -148,6 +162,9 @@ def check_plan(name: str, op: str, plan: Any) -> Plan:
             raise ValueError(f"{name}.{choice}: expected none without a kernel that runs in bands, got {value!r}")
         elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name}.{choice}: expected an integer >= 0, got {value!r}")
+        elif choice == "path" and value >= len(PATHS):
+            numbered = ", ".join(f"{number} ({path})" for number, path in enumerate(PATHS))
+            raise ValueError(f"{name}.path: expected one of {numbered}, got {value}")
     return plan
 
 
@@ -162,12 +179,15 @@ def check_fused_plan(name: str, op: str, plan: Any) -> Plan:
 @contextmanager
 def trying(op: str, plan: Plan) -> Iterator[None]:
     """Within this context, every call of the op in this process uses the plan, for any shape."""
+    global _changes
     before = _trying.get(op)
     _trying[op] = check_plan("plan", op, plan)
+    _changes += 1
     try:
         yield
     finally:
         del _trying[op]
+        _changes += 1
         if before is not None:
             _trying[op] = before
 
@@ -210,8 +230,9 @@ def check_entry(entry: Any) -> None:
         raise ValueError(f"class: expected {', '.join(CLASSES[op])}, got {actual!r}")
     for name, value in sizes.items():
         if name == "dtype":
-            if value not in DTYPES:
-                raise ValueError(f"class.dtype: expected one of {', '.join(DTYPES)}, got {value!r}")
+            dtypes = (*DTYPES, *WEIGHTS) if op == "decode_step" else DTYPES
+            if value not in dtypes:
+                raise ValueError(f"class.dtype: expected one of {', '.join(dtypes)}, got {value!r}")
         elif name == "causal":
             if not isinstance(value, bool):
                 raise ValueError(f"class.causal: expected true or false, got {value!r}")
@@ -236,8 +257,10 @@ def use_plans(*paths: Path | str) -> None:
             op = entry["op"]
             key = (entry["arch"], *(entry["class"][name] for name in CLASSES[op]))
             fresh.setdefault(op, {})[key] = entry["plan"]
+    global _changes
     _entries.clear()
     _entries.update(fresh)
+    _changes += 1
 
 
 def default_tables() -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._core.plans import ENVIRONMENT, Plan
+from .._core.plans import ENVIRONMENT, WEIGHTS, Plan
 from ..models.hub import checkpoint_folder
 from .common import CHECKPOINT, DTYPES, add_command, add_revision, at_least, default_device_name, refuse_options
 
@@ -20,6 +20,7 @@ EXAMPLES = f"""examples:
   xlstm-hip tune --op mlstm_step --device cuda --batch 4 --heads 8 --search random --engine ray
   xlstm-hip tune --op attention_backward --device cuda --dtype bfloat16 --length 2048 --causal
   xlstm-hip tune --op mla_decode --device cuda --batch 16 --length 8192
+  xlstm-hip tune --op decode_step --device cuda --dtype int8 --batch 16 --table plans.json
   xlstm-hip tune --resume runs/cpu_20260101-120000_mlstm_chunkwise --budget 128
 
 Calls read the shipped table and the file named by {ENVIRONMENT}, which must exist (--table creates one). Without
@@ -61,7 +62,7 @@ def add(commands: Any) -> None:
 
     setting("op", "the op to tune", choices=OPS)
     setting("device", "cpu, cuda, cuda:1, ... (default: the GPU if this build has kernels for it, else cpu)")
-    setting("dtype", "dtype of q, k and v", choices=DTYPES)
+    setting("dtype", "dtype of q, k and v; for decode_step, of the weights", choices=(*DTYPES, *WEIGHTS))
     for name, unit in (("batch", "sequences"), ("heads", "query heads"), ("length", "tokens; for attention, keys"),
                        ("dqk", "head dim of q and k"), ("dhv", "head dim of v")):  # fmt: skip
         setting(name, unit, metavar="N", type=at_least(1))
@@ -199,9 +200,9 @@ def _settings(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     settings = SETTINGS | OF_OP.get(overrides.get("op", SETTINGS["op"]), {}) | overrides
     settings["device"] = settings["device"] or default_device_name()
     settings["threads"] = settings["threads"] or torch.get_num_threads()
-    if settings["op"] == "mlstm_step":
+    if settings["op"] in ("mlstm_step", "decode_step"):
         if "length" in overrides:
-            raise ValueError("--length: expected none for mlstm_step, which takes one token")
+            raise ValueError(f"--length: expected none for {settings['op']}, which takes one token")
         settings["length"] = 1
     torch.set_num_threads(settings["threads"])
     problem = Problem(**{name: settings[name] for name in Problem.__dataclass_fields__})

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from .._core import ops
 from .._core.environment import decode_op_rows, plain_torch_forced
+from .._core.plans import BY_LAYERS, PATHS, plan_for
 from .._core.warn_once import log_once
 from ..mlstm.registry import LAYER_KINDS, kernel_info
 from . import adapters
@@ -33,6 +34,7 @@ from .quantize import STORED, QuantizedLinear
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
 FUSED_PROJECTIONS = ("qkv_opreact", None, None, None, "ifgate_preact", None)
+OF_GATES = (*PROJECTIONS[4:], FUSED_PROJECTIONS[4])  # a thousandth of the weights
 Part = tuple[nn.Module, str]
 # The largest batch of the op. For NVIDIA's products of 16-bit weights it is measured (docs/lab/decode-h200.md). The op
 # reads weights of 8 and 4 bits as they lie; the layers widen them first.
@@ -69,6 +71,7 @@ class _Parts:
         self.counted: tuple[dict[str, Any], int] = ({}, 0)  # the blocks, and how many they were
         self.called: dict[nn.Module, type] = {}  # those that going layer by layer would call, and what they were
         self.eps: set[float] = set()
+        self.stored: set[str] = set()  # the dtypes of linear layers' weights, without the gates'
         self.adapted: list[tuple[nn.Module, tuple]] = []  # layers with adapters, and what those were
         self.formed = 0  # how many of the tensors were formed for adapters
 
@@ -110,6 +113,9 @@ class _Parts:
             self.absent(4)
             return
         layer = self.module(parent, name, called=True)
+        if name not in OF_GATES:
+            dtype = getattr(getattr(layer, "weight", None), "dtype", "")
+            self.stored.add(layer.scheme.q_name if type(layer) is QuantizedLinear else str(dtype))
         if type(layer) is QuantizedLinear:
             for stored in STORED:
                 self.tensor(layer._buffers, stored, (layer.scheme.q_dtype,) if stored == "qweight" else WEIGHT_DTYPES)
@@ -306,11 +312,18 @@ class DecodeEngine:
         """The number of layers whose adapters the engine has merged into weights of its own."""
         return self._parts.formed
 
-    def runs_layers(self, rows: int) -> bool:
-        """Whether a step of so many rows goes through the model's layers."""
+    def runs_layers(self, c_shape: Sequence[int]) -> bool:
+        """Whether a step goes through the model's layers, for states c of shape (B, NH, DHQK, DHHV): as the environment
+        says, else the table of tuned plans, else what was measured here."""
+        rows, heads, dqk, dhv = c_shape
         asked = decode_op_rows()
         if asked is not None:
             return rows > asked
+        if len(self._parts.stored) == 1:
+            (dtype,) = self._parts.stored
+            plan = plan_for("decode_step", self._first[1], dtype, batch=rows, heads=heads, dqk=dqk, dhv=dhv)
+            if plan.get("path"):
+                return PATHS[plan["path"]] == BY_LAYERS
         by_tensor_cores = self._all_16_bits and self._first[1].type == "cuda" and torch.version.hip is None
         return rows > (MOST_ROWS_OF_16_BITS if by_tensor_cores else MOST_ROWS)
 
@@ -325,7 +338,7 @@ class DecodeEngine:
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
         features = self._table.weight.shape[1] if self._head is None else self._head.out_features
         shape = (tokens.shape[0], features)
-        by_layers = self.runs_layers(tokens.shape[0])
+        by_layers = self.runs_layers(states[0].shape)
         call = layers if by_layers else functools.partial(self._call, states=states, numbers=numbers)
         if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
             tensors = [*self._parts.tensors, *states]

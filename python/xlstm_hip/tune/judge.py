@@ -57,6 +57,9 @@ class Layers:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
 
+    def read(self, x: Tensor, state: State | None = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        return self.model.read(x, state, mask)
+
     @torch.no_grad()
     def step(
         self,

@@ -21,6 +21,7 @@ from .._core.plans import (
     CLASSES,
     FUSED,
     SHIPPED,
+    WEIGHTS,
     Plan,
     arch_of,
     class_of,
@@ -32,6 +33,7 @@ from ..attention import flash_attn_func, flash_mla_with_kvcache
 from ..attention.ops import BackwardCut, Options
 from ..mlstm.interface import mlstm_interface, mlstm_step_interface
 from ..reference.attention import attention
+from . import decode_problem
 
 OPS = tuple(CLASSES)
 DTYPES = by_name(GPU_DTYPES)
@@ -65,15 +67,16 @@ class Problem:
 
     def __post_init__(self) -> None:
         one_of("op", self.op, OPS)
-        one_of("dtype", self.dtype, tuple(DTYPES))
+        one_of("dtype", self.dtype, (*DTYPES, *(WEIGHTS if self.op == "decode_step" else ())))
         for name in ("batch", "heads", "length", "dqk", "dhv"):
             positive_int(name, getattr(self, name))
         try:
             kind = torch.device(self.device).type
         except RuntimeError:
             raise ValueError(f"device: expected cpu, cuda or cuda:N, got {self.device!r}") from None
-        one_of("device", kind, devices_with_kernels("attention_forward" if self.op == "mla_decode" else self.op))
-        if kind == "cuda" and DTYPES[self.dtype] not in GPU_DTYPES:
+        op = {"mla_decode": "attention_forward", "decode_step": "decode_step_"}.get(self.op, self.op)
+        one_of("device", kind, devices_with_kernels(op))
+        if kind == "cuda" and self.arithmetic not in GPU_DTYPES:
             raise ValueError(f"dtype: expected one of the GPU's, got {self.dtype!r}")
         for name in ONLY_ATTENTION:
             value = getattr(self, name)
@@ -94,6 +97,11 @@ class Problem:
         return torch.device(self.device)
 
     @property
+    def arithmetic(self) -> torch.dtype:
+        """Of what is not weights."""
+        return DTYPES.get(self.dtype, torch.bfloat16)
+
+    @property
     def arch(self) -> str:
         return arch_of(self.on.type, self.on.index)
 
@@ -108,6 +116,8 @@ class Problem:
 
     def tensors(self, seed: int = 0) -> Inputs:
         """The same on every machine. Forget gates are open, input gates about zero, as trained models have them."""
+        if self.op == "decode_step":
+            return decode_problem.tensors(self.dtype, self.batch, self.heads, self.dqk, self.dhv, self.device, seed)
         generator = torch.Generator().manual_seed(seed)
         dtype = DTYPES[self.dtype]
 
@@ -136,6 +146,8 @@ class Problem:
 
 def call_of(problem: Problem, x: Inputs, plan: Plan) -> Callable[[], Results]:
     """One call of the op that is cut up as `plan` says, and by nothing else: what it leaves out is csrc/'s."""
+    if problem.op == "decode_step":
+        return decode_problem.call_of(x, plan)
     if problem.op == "attention_forward":
         return lambda: _attended(x, problem.causal, plan)
     if problem.op == "attention_backward":
@@ -192,6 +204,8 @@ def _backward_call(x: Inputs, plan: Plan) -> Callable[[], Results]:
 
 def plain(problem: Problem, x: Inputs, dtype: torch.dtype) -> Results:
     """The same results by plain torch in a dtype; in float64 they are the truth."""
+    if problem.op == "decode_step":
+        return decode_problem.plain(x, dtype)
     wide = torch.promote_types(dtype, torch.float32)
     x = {name: y.to(wide if name in ("c", "n", "m") else dtype) for name, y in x.items()}
     if problem.op == "mla_decode":
@@ -230,7 +244,7 @@ class Judged:
         self.problem = problem
         self.inputs = problem.tensors(seed)
         self.truth = plain(problem, self.inputs, torch.float64)
-        dtype = DTYPES[problem.dtype]
+        dtype = problem.arithmetic
         least = torch.finfo(dtype).eps
         same = plain(problem, self.inputs, dtype)
         self.tolerances = [2 * max(error(a, b), least) for a, b in zip(same, self.truth, strict=True)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from .._core.plans import BANDS, CHOICES, Plan
+from .._core.plans import BANDS, CHOICES, PATHS, Plan
 from ..mlstm.registry import kernel_info
 from ..mlstm.triton_peers import peers_usable
 from .problem import Problem
@@ -54,6 +54,7 @@ def space_of(problem: Problem, threads: int, kernel: str | None = None) -> Space
         "splits": (0, *(n for n in SPLITS if n * LEAST_SPLIT <= length and (gpu or n <= 4 * threads))),
         "row_panels": (0,) if gpu else (0, 1, 2, 3, 6, 8),
         "parts": (0, *_parts_of_rows(problem, threads)),
+        "path": tuple(range(len(PATHS))),
         "common_schedule": (0, 1) if problem.arch.startswith("sm_90a") else (0,),
     }
     values = {name: possible[name] for name in CHOICES[problem.op] if len(possible.get(name, ())) > 1}
