@@ -5,6 +5,7 @@ weights in float64 on the CPU, with the CPU's own error as the measure. Without 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from support.peer_models import at_every_split, hf_model, relative, small_model, tokens
-from xlstm_hip.models import generate, load_pretrained, save_pretrained, staging, xLSTMLarge
+from xlstm_hip.models import decode_engine, generate, load_pretrained, save_pretrained, staging, xLSTMLarge
 from xlstm_hip.models.quantize import quantize
 
 pytestmark = [
@@ -82,6 +83,28 @@ def test_reading(dtype: torch.dtype) -> None:
     for n, layer in true_state.items():
         for a, b, c in zip(state[n], plain_state[n], layer, strict=True):
             no_worse(a, b, c)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_chunks_in_graphs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of one shape are captured, without states and with, and have the bits of chunks that are not."""
+    model, captures, original = on_device(small_model(dtype=dtype, **WIDE)), [], decode_engine.captured
+
+    def captured(call: Callable) -> Callable:
+        captures.append(call)
+        return original(call)
+
+    monkeypatch.setattr(decode_engine, "captured", captured)
+    for seed in range(4):
+        state, want_state = None, None
+        for chunk in tokens(3, 4 * 40, 301, seed=seed).to(DEVICE).split(40, 1):
+            with torch.no_grad():
+                want, want_state = model._read(chunk, want_state)
+            actual, state = model.read(chunk, state)
+            assert torch.equal(actual, want)
+        assert state is not None and want_state is not None
+        assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
+    assert len(captures) == 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

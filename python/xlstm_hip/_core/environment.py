@@ -46,6 +46,11 @@ def decode_op_rows() -> int | None:
     return int(value) if value else None
 
 
+def gpu_schedule() -> str:
+    """XLSTM_HIP_GPU_SCHEDULE, which the C++ library reads and checks."""
+    return os.environ.get("XLSTM_HIP_GPU_SCHEDULE", "")
+
+
 def logs_of(value: str) -> frozenset[str]:
     """The logs that a value of XLSTM_HIP_LOGS names."""
     names = frozenset(filter(None, (name.strip() for name in value.split(","))))

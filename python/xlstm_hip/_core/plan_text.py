@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .device import device_facts
+from .environment import gpu_schedule
 from .native import native
 
 Plan = dict[str, Any]
@@ -52,7 +52,7 @@ def _gpu(device: torch.device) -> Gpu:
 
 
 def _hopper_schedule_allowed() -> bool:
-    return os.environ.get("XLSTM_HIP_GPU_SCHEDULE") != "common"
+    return gpu_schedule() != "common"
 
 
 def _mlstm(built: Any, op: str, arguments: Mapping[str, Any], q: Tensor, v: Tensor, gpu: Gpu | None) -> Plan | None:

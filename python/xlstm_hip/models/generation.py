@@ -101,8 +101,9 @@ class Stream:
         for begin in range(0, tokens.shape[1], SLICE):
             part = tokens[:, begin : begin + SLICE]
             part_mask = None if mask is None else mask[:, begin : begin + SLICE]
-            hidden = self._through(part, part_mask)
-        self.logits = self.model.logits(hidden[:, -1])
+            self.logits, self.state = self.model.read(part, self.state, part_mask)
+            self._note_read(part, part_mask)
+        assert self.logits is not None
         return self.logits
 
     @torch.no_grad()
@@ -115,7 +116,9 @@ class Stream:
         for begin in range(0, tokens.shape[1], SLICE):
             part = tokens[:, begin : begin + SLICE]
             before = self.logits
-            logits = self.model.logits(self._through(part, None))
+            hidden, self.state = self.model.hidden(part, self.state, None, keep_state=True)
+            self._note_read(part, None)
+            logits = self.model.logits(hidden)
             self.logits = logits[:, -1]
             first = torch.full_like(logits[:, :1], torch.nan) if before is None else before.unsqueeze(1)
             ahead = torch.cat((first, logits[:, :-1]), dim=1).float().log_softmax(-1)
@@ -181,11 +184,9 @@ class Stream:
             self.tokens_read += 1
             count += 1
 
-    def _through(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        hidden, self.state = self.model.hidden(tokens, self.state, mask, keep_state=True)
+    def _note_read(self, tokens: Tensor, mask: Tensor | None) -> None:
         self.tokens_read += tokens.shape[1]
         self._remember(tokens, mask)
-        return hidden
 
     def _remember(self, tokens: Tensor, mask: Tensor | None) -> None:
         if self.seen is not None:

@@ -27,6 +27,7 @@ from .language_model import State
 from .mlstm_call import LayerState, MLSTMCall
 from .norms import RMSNorm
 from .quantize import Scheme, count_weights
+from .read_graphs import ReadGraphs, read_graphs_of, suits_graph
 from .status import Status, status_of
 
 logger = logging.getLogger("xlstm_hip")
@@ -193,6 +194,35 @@ class xLSTMLarge(nn.Module):
         if then is not None:
             then(logits)
         return logits
+
+    @torch.no_grad()
+    def read(self, x: Tensor, state: State | None = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """Tokens (B, S), mask (B, S) -> logits (B, V) of the token after them, and the state. A given state is
+        overwritten.
+
+        On a GPU calls of up to 2048 tokens, of a shape that came before, are replayed as a graph (models.read_graphs).
+        """
+        graphs = self._read_graphs(x, state, mask)
+        return self._read(x, state, mask) if graphs is None else graphs.read(self._read, x, state, repr(self.config))
+
+    def _read(self, x: Tensor, state: State | None, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        hidden, last = self.hidden(x, state, mask, keep_state=True)
+        return self.logits(hidden[:, -1]), last
+
+    def _read_graphs(self, x: Tensor, state: State | None, mask: Tensor | None) -> ReadGraphs | None:
+        """None for calls that no graph takes."""
+        if mask is not None or not suits_graph(x) or not may_step(x, ()):
+            return None
+        if state is not None:
+            self._check_tensors(state, x, x.shape[0])
+            if None in state.values():
+                return None
+        config = self.config
+        kernels = config.kernels(x.shape[0], x.shape[1], x.device)
+        if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], config.inference_state_dtype):
+            return None
+        engine = usable_engine(self, self._new_engine)
+        return None if engine is None else read_graphs_of(engine)
 
     def _stepped_by_layers(self, tokens: Tensor, state: State, mask: Tensor | None) -> Tensor:
         ahead = None if mask is None else mask.unsqueeze(1)
