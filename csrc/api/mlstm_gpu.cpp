@@ -49,7 +49,8 @@ MlstmShape shape_of(const xlstm_mlstm& in, bool panels, bool other_states) {
           panels,
           in.walk_chunk,
           in.segments,
-          !in.cu_seqlens && !in.c_initial && !other_states};
+          !in.c_initial && !other_states,
+          in.cu_seqlens != nullptr};
 }
 ForwardPlan plan(const xlstm_mlstm_forward& p, bool panels, const Chip& chip) {
   return plan_forward(shape_of(p.in, panels, p.c_last), chip);

@@ -158,13 +158,14 @@ py::dict walk_plan(const gpu::mlstm::WalkPlan& p, const gpu::Chip& chip, int ele
 
 py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t heads, int64_t length, int64_t dqk,
                         int64_t dhv, int element_bytes, int64_t walk_chunk, int64_t segments, int64_t step_columns,
-                        bool panels, bool stateless) {
+                        bool panels, bool stateless, bool packed) {
   check_positive({{"sequences", sequences}, {"heads", heads}, {"length", length}, {"dqk", dqk}, {"dhv", dhv}});
   if (element_bytes != 2 && element_bytes != 4)
     throw std::invalid_argument("element_bytes: expected 2 or 4, got " + std::to_string(element_bytes));
   const gpu::Chip chip = chip_of(device);
   const gpu::mlstm::MlstmShape shape{
-      sequences, heads, length, dqk, dhv, element_bytes, panels && element_bytes == 2, walk_chunk, segments, stateless};
+      sequences,  heads,    length,    dqk,   dhv, element_bytes, panels && element_bytes == 2,
+      walk_chunk, segments, stateless, packed};
   const gpu::mlstm::ForwardPlan forward = gpu::mlstm::plan_forward(shape, chip);
   const gpu::mlstm::BackwardPlan backward = gpu::mlstm::plan_backward(shape, chip);
   const gpu::mlstm::RecurrentPlan step =
@@ -275,11 +276,11 @@ PYBIND11_MODULE(_native, m) {
         "The split of attention's backward pass into tasks on a CPU. It does not depend on the number of keys.");
   m.def("plan_mlstm_gpu", plan_mlstm_gpu, "device"_a, "sequences"_a, "heads"_a, "length"_a, "dqk"_a, "dhv"_a,
         "element_bytes"_a, "walk_chunk"_a = 0, "segments"_a = 0, "step_columns"_a = 0, "panels"_a = true,
-        "stateless"_a = false,
+        "stateless"_a = false, "packed"_a = false,
         "The plan of the mLSTM on a GPU, which is the name of one of known_devices() or (arch, compute_units, "
         "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
-        "are bfloat16 and have a layout that TMA accepts. stateless: rows are whole sequences, without initial or last "
-        "states.");
+        "are bfloat16 and have a layout that TMA accepts. stateless: without initial or last states. packed: the "
+        "sequences are those of one row of this length.");
   m.def("plan_attention_gpu", plan_attention_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a,
         "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "has_score_mod"_a = false, "block_size"_a = 0, "splits"_a = 0,
         "panels"_a = false,

@@ -22,13 +22,35 @@ struct CallCase {
   int64_t segments = 0;  // asked for; 0: the plan's
   Gates gates = Gates::usual;
   std::vector<int64_t> cu_seqlens = {};
+  bool joined = false;  // whether the plan must walk the packed row as one sequence
 };
+
+std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t length : lengths) offsets.push_back(offsets.back() + length);
+  return offsets;
+}
+// Sequences of one token each, and one that is longer than a chunk in the midst of them.
+std::vector<int64_t> tokens_around(int64_t singles, int64_t longest) {
+  std::vector<int64_t> lengths(size_t(singles) + 1, 1);
+  lengths[lengths.size() / 2] = longest;
+  return offsets_of(lengths);
+}
+
+// Of a joined row, sequences of no token besides: at its begin, in its midst and at its end.
+void add_empty_sequences(const CallCase& c, Inputs& in) {
+  if (!c.joined) return;
+  std::vector<int64_t>& offsets = in.cu_seqlens;
+  for (const size_t at : {size_t(0), offsets.size() / 2, offsets.size() - 1})
+    offsets.insert(offsets.begin() + int64_t(at), offsets[at]);
+  in.api.cu_seqlens = offsets.data(), in.api.sequences = int64_t(offsets.size()) - 1;
+}
 
 std::string described(const CallCase& c) {
   return "B" + std::to_string(c.batch) + " NH" + std::to_string(c.heads) + " S" + std::to_string(c.length) + " " +
          std::to_string(c.dqk) + "/" + std::to_string(c.dhv) + (c.gate == XLSTM_GATE_EXP ? " exp" : " sigmoid") +
          (c.cu_seqlens.empty() ? "" : " packed " + std::to_string(c.cu_seqlens.size() - 1)) +
-         (c.states ? " states" : "") + (c.normalizer_grad ? "" : " constant normaliser") +
+         (c.joined ? " joined" : "") + (c.states ? " states" : "") + (c.normalizer_grad ? "" : " constant normaliser") +
          (c.gates == Gates::usual  ? ""
           : c.gates == Gates::wide ? " wide gates"
                                    : " forgotten wholly");
@@ -63,14 +85,20 @@ void test(const CallCase& c, unsigned seed) {
     for (Values* x : {&m.q, &m.k, &m.v, &m.dh}) move(*x, engine);
 
   const gpu::Chip chip{gpu::Family::nvidia, c.units, 227 << 10, true};
-  const gpu::mlstm::MlstmShape shape{p.shape.sequences(), c.heads, c.length, c.dqk, c.dhv, 2, true, 0, c.segments};
+  const gpu::mlstm::MlstmShape shape{
+      p.shape.sequences(), c.heads, c.length, c.dqk, c.dhv, 2, true, 0, c.segments, !c.states, !c.cu_seqlens.empty()};
   const std::string label = described(c) + ", seed " + std::to_string(seed);
-  const Solution truth = chunkwise(exact);
+  Solution truth = chunkwise(exact);
+  if (c.joined) truth.c = truth.n = truth.m = {};
   try {
     emulator::set_seed(1000 * seed);
     ForwardCall forward(p, c.layout);
+    if (c.joined) forward.api.c_last = forward.api.n_last = forward.api.m_last = nullptr;
+    add_empty_sequences(c, forward.in);
+    forward.api.in = forward.in.api;
     const gpu::mlstm::ForwardPlan plan = gpu::mlstm::plan_forward(shape, chip);
     CHECK(plan.walk.schedule == gpu::mlstm::Schedule::hopper, "%s", label.c_str());
+    CHECK(plan.joined == c.joined, "%s: joined %d", label.c_str(), plan.joined);
     run(plan, gpu::mlstm::chunkwise_workspace, gpu::mlstm::chunkwise, forward.api);
     std::vector<std::vector<Part>> around;
     for (const Problem& m : moved) around.push_back(parts(chunkwise(m)));
@@ -82,6 +110,8 @@ void test(const CallCase& c, unsigned seed) {
   try {
     emulator::set_seed(1000 * seed);
     BackwardCall call(p, truth, c.layout);
+    add_empty_sequences(c, call.in);
+    call.api.in = call.in.api;
     const gpu::mlstm::BackwardPlan plan = gpu::mlstm::plan_backward(shape, chip);
     run(plan, gpu::mlstm::backward_workspace, gpu::mlstm::backward, call.api);
     std::vector<std::vector<Part>> around;
@@ -182,6 +212,21 @@ int main(int count, char** arguments) {
       {1, 1, 330, 256, 256, XLSTM_GATE_EXP, true, true, 132, Layout::bshd, 0, Gates::usual, {0, 329, 330}},
       {1, 1, 200, 256, 512, sigmoid, true, true, 132, Layout::bhsd, 2, Gates::usual, {0, 150, 200}},
       {1, 1, 130, 512, 512, XLSTM_GATE_EXP, false, true, 132, Layout::bhsd, 0, Gates::usual, {0, 66, 130}},
+      // joined: sequences of one token, a chunk's, one more; borders at a chunk's ends, several in a chunk
+      {1, 1, 200, 256, 128, XLSTM_GATE_EXP, false, true, 1, Layout::bhsd, 0, Gates::usual, tokens_around(69, 131),
+       true},
+      {1, 2, 202, 128, 256, XLSTM_GATE_EXP, false, true, 2, Layout::bshd, 0, Gates::usual,
+       offsets_of({3, 1, 60, 64, 65, 5, 1, 1, 2}), true},
+      {1, 1, 200, 512, 256, XLSTM_GATE_EXP, false, true, 1, Layout::bhsd, 0, Gates::usual,
+       offsets_of({63, 1, 70, 13, 30, 23}), true},
+      {1, 1, 192, 256, 512, sigmoid, false, true, 1, Layout::bhsd, 0, Gates::usual, offsets_of({64, 10, 20, 34, 63, 1}),
+       true},
+      {1, 1, 200, 256, 256, XLSTM_GATE_EXP, false, true, 1, Layout::bhsd, 0, Gates::wide,
+       offsets_of({40, 1, 1, 1, 57, 7, 93}), true},
+      {1, 1, 200, 128, 128, XLSTM_GATE_EXP, false, true, 1, Layout::bhsd, 0, Gates::all_or_nothing,
+       offsets_of({40, 1, 1, 1, 57, 7, 93}), true},
+      {1, 1, 1060, 128, 128, XLSTM_GATE_EXP, false, true, 60, Layout::bhsd, 0, Gates::usual, tokens_around(530, 530),
+       true},
   };
   const int seeds = count > 1 ? std::atoi(arguments[1]) : 2;
   for (int seed = 1; seed <= seeds; ++seed)

@@ -140,7 +140,7 @@ double WalkProblem::score(int head, int64_t slot, int t, int s) {
 
 void WalkProblem::run() {
   WalkParams p{};
-  p.where = {nullptr, case_.length, kHeads, 1, kHeads, slots_, kChunk};
+  p.where = {nullptr, case_.length, kHeads, 1, kHeads, slots_, kChunk, nullptr};
   p.a = a_.tokens(), p.x = x_.tokens(), p.y = y_.tokens(), p.out = out_.tokens();
   p.scores = case_.kind == Kind::scored ? nullptr : scores_.data();
   p.factors = factors_.data();

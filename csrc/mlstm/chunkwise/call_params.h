@@ -16,15 +16,16 @@ inline Tokens tokens(const xlstm_tensor& x, int64_t columns, const xlstm_mlstm& 
   return {x.data, {x.stride[0], x.stride[1], x.stride[2]}, int(columns), int(x.dtype), aligned};
 }
 
-inline Sequences sequences(const xlstm_mlstm& in, int chunk) {
+// joined: of a packed row that is walked as one sequence.
+inline Sequences sequences(const xlstm_mlstm& in, int chunk, bool joined) {
   Sequences s{};
-  s.cu_seqlens = in.cu_seqlens;
+  s.cu_seqlens = joined ? nullptr : in.cu_seqlens;
   s.length = in.length;
   s.heads = in.heads;
-  s.sequences = in.cu_seqlens ? in.sequences : in.batch;
+  s.sequences = s.cu_seqlens ? in.sequences : in.batch;
   s.rows = in.batch * in.heads;
   s.chunk = chunk;
-  s.slots = in.cu_seqlens ? in.length / chunk + in.sequences : ceil_div(in.length, chunk);
+  s.slots = s.cu_seqlens ? in.length / chunk + in.sequences : ceil_div(in.length, chunk);
   return s;
 }
 
@@ -39,20 +40,26 @@ inline bool normalised(const xlstm_mlstm& in) { return in.gate == XLSTM_GATE_EXP
 
 struct GateMemory {
   Sequences where;
+  JoinedRow joined_row;
   StabiliserSums stabiliser_sums;
   double* m;
 
-  GateMemory(Arena& arena, const xlstm_mlstm& in, int chunk)
-      : where(sequences(in, chunk)),
+  GateMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool joined)
+      : where(sequences(in, chunk, joined)),
+        joined_row{},
         stabiliser_sums{arena.take<double>(padded_tokens(where)), arena.take<double>(padded_tokens(where)),
                         arena.take<double>(padded_tokens(where)), arena.take<double>(chunks(where)),
                         arena.take<double>(chunks(where)),        arena.take<double>(chunks(where))},
-        m(arena.take<double>(padded_tokens(where))) {}
+        m(arena.take<double>(padded_tokens(where))) {
+    if (!joined) return;
+    joined_row = {in.cu_seqlens, in.sequences, arena.take<int>(in.length)};
+    where.sequence_begin = joined_row.sequence_begin;
+  }
 };
 
 inline void launch_gates(const GateMemory& memory, const xlstm_mlstm& in, void* m_last, Stream stream) {
-  const GateParams p{memory.where,   tokens(in.i, 1, in),    tokens(in.f, 1, in),          floats(in.m_initial),
-                     floats(m_last), memory.stabiliser_sums, in.gate == XLSTM_GATE_SIGMOID};
+  const GateParams p{memory.where,   tokens(in.i, 1, in),    tokens(in.f, 1, in),           floats(in.m_initial),
+                     floats(m_last), memory.stabiliser_sums, in.gate == XLSTM_GATE_SIGMOID, memory.joined_row};
   launch("gates", memory.where.chunk > kTokenLanes ? chunk_gate_sums<2> : chunk_gate_sums<1>,
          {ceil_div(chunks(memory.where), kChunksPerBlock), kGateThreads, 0}, stream, p);
 }

@@ -16,10 +16,10 @@ struct HopperRoles {
   bool n;               // n is kept with the state: a walk that computes its scores, and the states for it
 };
 
-// Gate terms of a chunk, for the warps that compute scores: floats of 64 tokens each, exponents of 2 of D, and the
-// lower bound e^-m of N. After them the weights of n's sum in two rows of bfloat16, upper and lower parts, laid out as
-// in shared memory.
-enum HopperGateTerm { kRowHigh, kRowLow, kColumnHigh, kColumnLow, kMinN, kGateTerms };
+// Gate terms of a chunk, for the warps that compute scores: floats of 64 tokens each, exponents of 2 of D, the lower
+// bound e^-m of N, and the first token of the sequence (ChunkGates::first). After them the weights of n's sum in two
+// rows of bfloat16, upper and lower parts, laid out as in shared memory.
+enum HopperGateTerm { kRowHigh, kRowLow, kColumnHigh, kColumnLow, kMinN, kFirstOfSequence, kGateTerms };
 constexpr int kGateTermBytes = kGateTerms * kHopperChunk * 4, kWeightBytes = 2 * kHopperChunk * 2;
 constexpr int kGateTermFloats = (kGateTermBytes + kWeightBytes) / 4;  // floats of a chunk in memory
 

@@ -142,10 +142,11 @@ constexpr bool has_scores(Family f, int element_bytes, int chunk) {
 
 constexpr int scores_threads(Family f) { return 4 * wave_size(f); }
 constexpr int kSliceColumns = 64;  // features that the score kernel takes at a time
+constexpr int kGateBytes = 36;     // of a token, ChunkGates
 constexpr int scores_lds_bytes(Family f, int element_bytes, int chunk, bool backward) {
   const int slices = (f == Family::nvidia ? 2 : 1) * 2 * chunk * kSliceColumns * element_bytes;
   const int products = (backward ? 2 : 1) * chunk * (chunk + 1) * 4;
-  return (slices > products ? slices : products) + 32 * chunk;  // ChunkGates
+  return (slices > products ? slices : products) + kGateBytes * chunk;
 }
 
 }  // namespace xlstm::gpu::mlstm

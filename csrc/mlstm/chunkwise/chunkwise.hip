@@ -59,8 +59,8 @@ struct CommonMemory : GateMemory {
   float *factors, *decay, *chunk_n;
 
   // scores_in_memory: false where no kernel writes scores to memory, nor n before each chunk.
-  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool scores_in_memory = true)
-      : GateMemory(arena, in, chunk),
+  CommonMemory(Arena& arena, const xlstm_mlstm& in, int chunk, bool joined, bool scores_in_memory = true)
+      : GateMemory(arena, in, chunk, joined),
         scores(arena.take<char>(scores_in_memory ? padded_tokens(where) * chunk * element_bytes(in.q) : 0)),
         factors(arena.take<float>(kFactors * padded_tokens(where))),
         decay(arena.take<float>(chunks(where))),
@@ -100,7 +100,7 @@ struct ForwardMemory : CommonMemory {
   float *row_sums, *gate_terms, *segment_states, *segment_n;
 
   ForwardMemory(Arena& arena, const xlstm_mlstm& in, const ForwardPlan& plan)
-      : CommonMemory(arena, in, plan.walk.chunk, !plan.walk.makes_scores),
+      : CommonMemory(arena, in, plan.walk.chunk, plan.joined, !plan.walk.makes_scores),
         row_sums(arena.take<float>(plan.walk.makes_scores ? 0 : padded_tokens(where))),
         gate_terms(arena.take<float>(plan.walk.makes_scores ? chunks(where) * kGateTermFloats : 0)),
         segment_states(arena.take<float>(segment_state_floats(plan.walk, states(where)))),
@@ -167,7 +167,7 @@ struct BackwardMemory : CommonMemory {
   double* border_flows;
 
   BackwardMemory(Arena& arena, const xlstm_mlstm& in, const BackwardPlan& plan, bool has_dc_last)
-      : CommonMemory(arena, in, plan.dq.chunk) {
+      : CommonMemory(arena, in, plan.dq.chunk, plan.joined) {
     const int64_t all_tokens = padded_tokens(where), all_chunks = chunks(where);
     d_scores = arena.take<char>(all_tokens * where.chunk * element_bytes(in.q));
     for (float** x : {&flows.diagonal_flow, &flows.state_share, &flows.across, &flows.leaving, &flows.walk_reaching,

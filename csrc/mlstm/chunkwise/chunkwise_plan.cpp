@@ -140,7 +140,7 @@ bool walk_together(const MlstmShape& s, const Chip& chip, const WalkPlan& dk, co
 // for forward and backward: what a pair of chunks takes for each feature, and a chunk for each element of a state,
 // against the launches of states.
 bool suits_parallel(const MlstmShape& s, const Chip& chip) {
-  if (chip.family != Family::cdna || !s.panels || !s.stateless || s.chunk != 0 || s.segments != 0 ||
+  if (chip.family != Family::cdna || !s.panels || !s.stateless || s.packed || s.chunk != 0 || s.segments != 0 ||
       s.length > kParallelChunk * kMaxParallelChunks)
     return false;
   constexpr double kPerPairFeature = 2.85e-5, kPerStateElement = 2.6e-6, kStateLaunches = 110, kUnits = 304;
@@ -164,6 +164,27 @@ WalkPlan plan_parallel(const MlstmShape& s, int64_t columns) {
   return p;
 }
 
+// A packed row as one sequence. It is not walked by the parallel schedule, whose pairs know no sequences.
+MlstmShape joined_row(MlstmShape s) {
+  s.sequences = 1;
+  s.packed = s.stateless = false;
+  return s;
+}
+
+// Whether the walk of a packed row as one sequence takes less time than a walk of each sequence, which costs each of
+// its blocks a prologue and an epilogue. The host does not know the sequences' lengths: this counts on equal ones.
+bool joins_row(const MlstmShape& s, const Chip& chip) {
+  if (!s.packed || !s.stateless || s.sequences == 1 || s.chunk != 0 || s.segments != 0) return false;
+  constexpr double kBlock = 1.2;  // a prologue and an epilogue in chunks, as measured on an H200
+  const int chunk = chunk_for(s, chip, {s.dqk});
+  const WalkPlan p = plan_tiles(s, chip, s.dqk, s.dhv, chunk);
+  const WalkTime each = walk_time(s, chip, p, p.tiles, p.tiles);
+  const double chunks = double(ceil_div(ceil_div(s.length, s.sequences), chunk));
+  const MlstmShape row = joined_row(s);
+  const WalkTime joined = walk_time(row, chip, p, p.tiles, p.tiles);
+  return kBlock + joined.of(best_segments(row, p, joined)) < each.rounds(each.blocks) * (kBlock + chunks);
+}
+
 }  // namespace
 
 int64_t segment_state_floats(const WalkPlan& p, int64_t states) {
@@ -172,6 +193,11 @@ int64_t segment_state_floats(const WalkPlan& p, int64_t states) {
 
 ForwardPlan plan_forward(const MlstmShape& s, const Chip& chip) {
   if (suits_parallel(s, chip)) return {chip, plan_parallel(s, s.dhv)};
+  if (joins_row(s, chip)) {
+    ForwardPlan p = plan_forward(joined_row(s), chip);
+    p.joined = true;
+    return p;
+  }
   ForwardPlan p{chip, plan_walk(s, chip, s.dqk, s.dhv, chunk_for(s, chip, {s.dqk}))};
   p.walk.makes_scores = p.walk.schedule == Schedule::hopper && hopper_shape(p.walk.rows, s.dhv).makes_scores();
   return p;
@@ -181,6 +207,11 @@ BackwardPlan plan_backward(const MlstmShape& s, const Chip& chip) {
   if (suits_parallel(s, chip)) {
     const WalkPlan dq = plan_parallel(s, s.dqk);
     return {chip, dq, dq, plan_parallel(s, s.dhv)};
+  }
+  if (joins_row(s, chip)) {
+    BackwardPlan p = plan_backward(joined_row(s), chip);
+    p.joined = true;
+    return p;
   }
   const int chunk = chunk_for(s, chip, {s.dqk, s.dhv});
   WalkPlan dk = plan_tiles(s, chip, s.dhv, s.dqk, chunk), dv = plan_tiles(s, chip, s.dqk, s.dhv, chunk);

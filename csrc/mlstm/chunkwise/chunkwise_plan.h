@@ -19,7 +19,8 @@ struct MlstmShape {
   bool panels;             // everything is bfloat16 and TMA can load all tensors (Schedule::hopper, parallel)
   int64_t chunk = 0;       // of the schedule for all chips; 0 leaves the chunk, and the schedule, to the plan
   int64_t segments = 0;    // 0 leaves it to the plan; at most one segment a chunk
-  bool stateless = false;  // rows are whole sequences, without initial or last states (Schedule::parallel)
+  bool stateless = false;  // there are no initial or last states (Schedule::parallel, joined rows)
+  bool packed = false;     // the sequences are those of one row
 };
 
 // common: chunk_walk.h, on every chip. hopper: chunk_walk_hopper.h. parallel: parallel_scores.h, of CDNA, without
@@ -50,11 +51,13 @@ int64_t segment_state_floats(const WalkPlan&, int64_t states);
 struct ForwardPlan {
   Chip chip;
   WalkPlan walk;
+  bool joined = false;  // a packed row is walked as one sequence, whose states are cut (gpu/params.h)
 };
 struct BackwardPlan {
   Chip chip;
   WalkPlan dq, dk, dv;          // all three have one chunk length
   bool walks_together = false;  // one launch of CDNA, where all rows are vectors of 16 bytes
+  bool joined = false;          // as in forward
 };
 
 // Both throw std::invalid_argument where no kernel fits the chip's LDS, or where no kernel exists for a requested chunk

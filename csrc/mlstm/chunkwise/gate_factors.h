@@ -28,6 +28,10 @@ template <int kChunk>
 struct ChunkGates {
   float row_high[kChunk], row_low[kChunk], column_high[kChunk], column_low[kChunk];  // exponents of 2
   float scale_over_n[kChunk], dl_n[kChunk], into[kChunk], dl_inter[kChunk];
+  int first[kChunk];  // of the chunk's tokens, the first of this one's sequence
+
+  // Whether the pair (t, s) is of one sequence, s not after t, in a chunk with so many tokens.
+  XLSTM_DEVICE bool is_pair(int t, int s, int valid) const { return first[t] <= s && s <= t && t < valid; }
 };
 
 // A token's factors that its thread keeps in registers until dh h is known.
@@ -58,21 +62,28 @@ XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk
   const bool inside = t < c.valid;
   const int64_t at = c.slot * kChunk + (t < kChunk ? t : 0), end = (c.slot + 1) * kChunk - 1;
   const float l = kBackward && inside ? p.l_saved[c.head.row * p.where.length + c.t0 + t] : 0.0f;
-  const GateSums sums_to_token{p.sums.lf[at], p.sums.max[at]}, chunk_sums{p.sums.lf[end], p.sums.max[end]};
+  // Where the sequences of this token and of the chunk's last one begin.
+  const int begin = inside ? sequence_begin(p.where, c.t0 + t) : -1;
+  const int last_begin = sequence_begin(p.where, c.t0 + c.valid - 1);
+  const auto sums_at = [&](int64_t token, bool restarts) {
+    return restarts ? GateSums::restart(p.sums.max[token]) : GateSums{p.sums.lf[token], p.sums.max[token]};
+  };
+  const GateSums to_token = sums_at(at, begin >= 0), to_end = sums_at(end, last_begin >= 0);
+  const double lf = p.sums.lf[at], chunk_lf = p.sums.lf[end];
   const double column_of_e = p.sums.column[at], first_lf = p.sums.first_lf[c.slot];
   const double m_before = stabiliser_before(p, c, t % kTokenLanes);
   if (t >= kChunk) return {};
   const double decayed_m_before = first_lf + m_before;
-  const double m = sums_to_token.after(p.sigmoid, decayed_m_before),
-               m_end = chunk_sums.after(p.sigmoid, decayed_m_before);
+  const double m = to_token.after(p.sigmoid, decayed_m_before), m_end = to_end.after(p.sigmoid, decayed_m_before);
   constexpr double kToTwo = std::numbers::log2e;
-  const double row = (sums_to_token.sum - m) * kToTwo, column = column_of_e * kToTwo;
+  const double row = (lf - m) * kToTwo, column = column_of_e * kToTwo;
   g.row_high[t] = float(row);
   g.row_low[t] = float(row - float(row));
   g.column_high[t] = float(column);
   g.column_low[t] = column > -INFINITY ? float(column - float(column)) : 0.0f;
-  const double state_share = inside ? exp(first_lf + sums_to_token.sum + (m_before - m)) : 0.0;
-  const float into = inside ? float(exp(column_of_e + (chunk_sums.sum - m_end))) : 0.0f;
+  g.first[t] = begin < 0 ? 0 : begin;
+  const double state_share = inside && begin < 0 ? exp(first_lf + lf + (m_before - m)) : 0.0;
+  const float into = inside && t >= last_begin ? float(exp(column_of_e + (chunk_lf - m_end))) : 0.0f;
   TokenFactors factors{m, l, p.scale * state_share};
   g.into[t] = into;
   p.m[at] = m;
@@ -90,7 +101,7 @@ XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk
   p.factors[factor_at(c.slot, kInter, t, kChunk)] = float(factors.inter);
   p.factors[factor_at(c.slot, kInto, t, kChunk)] = into;
   if (t == 0) {
-    p.decay[c.slot] = float(exp(first_lf + chunk_sums.sum + (m_before - m_end)));
+    p.decay[c.slot] = last_begin < 0 ? float(exp(first_lf + chunk_lf + (m_before - m_end))) : 0.0f;
     if (p.m_last && c.t0 + kChunk >= c.head.end) p.m_last[c.head.state] = float(m_end);
   }
   return factors;

@@ -19,7 +19,7 @@
 // between segments give such a known value there.
 //
 // The gradient of a stabiliser m flows back to the argument that the max picked: to the input gate, where it stops, or
-// through the forget gate to the token before.
+// through the forget gate to the token before, if it is of the same sequence.
 //
 // Three kernels: the sums of each chunk, by one wave, and the flows across borders between segments; crossing and the
 // gradient of m, scanned over the chunks (gate_gradients_scan.h); the gates' gradients, by one wave a chunk. Floor:
@@ -74,7 +74,8 @@ XLSTM_DEVICE void prefix_sums(double (&x)[kEach], int lane) {
 }
 
 // The gradient of m at a token from the chunk's tokens from this one on. A token whose m came from its input gate stops
-// the gradient of later tokens. blocked: whether the gradient from after the chunk is stopped on the way.
+// the gradient of later tokens, and so does one that begins a sequence. blocked: whether the gradient from after the
+// chunk is stopped on the way.
 struct DmSum {
   double sum;
   int blocked;
@@ -85,7 +86,7 @@ struct DmSum {
     blocked = next.blocked;
   }
 };
-// Suffix scan from each token's own gradient of m, and whether each token stops the gradient of later ones.
+// Suffix scan from each token's own gradient of m, and whether each token stops the gradient for earlier ones.
 template <int kEach>
 XLSTM_DEVICE void sum_dm_from(DmSum (&x)[kEach], const bool (&stop)[kEach], int lane) {
   const int next_stops = shuffle_from(int(stop[0]), lane + 1, kTokenLanes);
@@ -121,6 +122,12 @@ XLSTM_DEVICE double sum_tiles(const FlowParams& p, const float* dots, int tiles,
 // Whether the stabiliser after a token, m, is its log input gate. With the sigmoid gate nothing flows through m.
 XLSTM_DEVICE bool stops_gradient(double m, double ig) { return !(m > ig); }
 
+// Whether a sequence of a joined row begins with token j of the lane.
+template <int kEach>
+XLSTM_DEVICE bool begins_sequence(const Sequences& s, const ChunkTokens<kEach>& t, int j) {
+  return sequence_begin(s, t.first + j) == t.first_in_chunk + j;
+}
+
 // The chunks' flows, and beside them those across the borders between segments.
 struct ChunkFlowParams {
   FlowParams flows;
@@ -155,7 +162,7 @@ __global__ __launch_bounds__(kFlowThreads) void chunk_gate_flows(const ChunkFlow
       if (into >= kNegligible) entering[j] = entered;
       reaching_noise[j] = reaching[j] * reaching[j];
       entering_noise[j] = entering[j] * entering[j];
-      stop[j] = stops_gradient(m, gate_of(p.i, i_bits));
+      stop[j] = begins_sequence(p.where, t, j) || stops_gradient(m, gate_of(p.i, i_bits));
     }
     suffix_sums(reaching, t.lane);
     suffix_sums(reaching_noise, t.lane);
@@ -214,15 +221,18 @@ __global__ __launch_bounds__(kFlowThreads) void gate_gradients(const FlowParams 
       dlf[j] = local + crossing + (after * noise_before - here * noise_from);
     }
     const double dm_after = t.chunk_inside ? p.sums.dm_after[t.slot] : 0.0;
-    bool stop[kEach];
+    bool to_input[kEach], stop[kEach];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) stop[j] = t.inside(j) && stops_gradient(m[j], gate_of(p.i, i_bits[j]));
+    for (int j = 0; j < kEach; ++j) {
+      to_input[j] = t.inside(j) && stops_gradient(m[j], gate_of(p.i, i_bits[j]));
+      stop[j] = to_input[j] || (t.inside(j) && begins_sequence(p.where, t, j));
+    }
     sum_dm_from(dm, stop, t.lane);
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       if (!t.inside(j)) break;
       const int64_t token = t.first + j;
-      if (through_m) (stop[j] ? di[j] : dlf[j]) += dm[j].sum + (dm[j].blocked ? 0.0 : dm_after);
+      if (through_m) (to_input[j] ? di[j] : dlf[j]) += dm[j].sum + (dm[j].blocked ? 0.0 : dm_after);
       if (p.sigmoid) di[j] *= sigmoid(-gate_of(p.i, i_bits[j]));
       store_gate(p.df, t.head, token, float(dlf[j] * sigmoid(-gate_of(p.f, f_bits[j]))));
       store_gate(p.di, t.head, token, float(di[j]));

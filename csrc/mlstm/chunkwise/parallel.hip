@@ -14,7 +14,7 @@ struct ParallelMemory : GateMemory {
   void* scores;
 
   ParallelMemory(Arena& arena, const xlstm_mlstm& in)
-      : GateMemory(arena, in, kParallelChunk), scores(take_matrix(arena)) {}
+      : GateMemory(arena, in, kParallelChunk, false), scores(take_matrix(arena)) {}
   // Of all pairs of chunks, the upper half unused: a head has few chunks.
   void* take_matrix(Arena& arena) const {
     return arena.take<E>(chunks(where) * where.slots * (kParallelChunk * kParallelChunk));

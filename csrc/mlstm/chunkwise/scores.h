@@ -4,8 +4,8 @@
 //     backward   s (q k) D / N and dS = s / N (dh v + dl N) D, what the chunk adds to n and dn. The diagonal of dS is
 //                stored apart: dq and dk both need it, and without the diagonal the products of dq with q and of dk
 //                with k are the flows across a token (gate_gradients.h).
-// with D_ts = e^(b_t - m_t + i_s - b_s), s <= t. Each block of a walk (chunk_walk.h) reads the scores. Because this
-// kernel computes them, each product and each exponential is computed once per head.
+// with D_ts = e^(b_t - m_t + i_s - b_s), s <= t in one sequence. Each block of a walk (chunk_walk.h) reads the scores.
+// Because this kernel computes them, each product and each exponential is computed once per head.
 //
 // Who owns what: a block of four waves has one chunk of one head. The products q k^T (and dh v^T) are summed over
 // slices of 64 features, in strips of the lower triangle that are distributed over the waves; then the block processes
@@ -45,7 +45,7 @@ struct Scores {
   ChunkGates<kChunk>* gates;
   int strip_row[kWaveStrips], strip_column[kWaveStrips];  // -1: no strip
 
-  static_assert(sizeof(ChunkGates<kChunk>) == 32 * kChunk);
+  static_assert(sizeof(ChunkGates<kChunk>) == kGateBytes * kChunk);
 
   XLSTM_DEVICE Scores(const ScoreParams& params, const Chunk& chunk, char* memory) : p(params), c(chunk), lds(memory) {
     gates = reinterpret_cast<ChunkGates<kChunk>*>(lds + scores_lds_bytes(kFamily, sizeof(E), kChunk, kBackward) -
@@ -158,7 +158,7 @@ struct Scores {
         const int s = first + j;
         score[j] = d_score[j] = 0;
         float flow = 0, walk_flow = 0;
-        if (s <= t && t < c.valid) {
+        if (g.is_pair(t, s, c.valid)) {
           constexpr auto decay = sizeof(E) == 4 ? pair_decay_exact : pair_decay;
           const float d = decay(g.row_high[t], g.row_low[t], g.column_high[s], g.column_low[s]);
           const float product = qk[t * kStride + s];

@@ -113,7 +113,7 @@ struct CdnaScores : CdnaRowProducts<E> {
       for (int r = 0; r < kRows; ++r) {
         const int t = row0 + r, column = s * kStripColumns + lane % 16;
         float& x = qk[s].value[r];
-        x = column <= t && t < c.valid ? float(p.scale) * x * decay_of(r, s) : 0.0f;
+        x = lds.gates.is_pair(t, column, c.valid) ? float(p.scale) * x * decay_of(r, s) : 0.0f;
         sums[r] += x;
       }
     store_row_sums(sums, p.row_sums ? p.row_sums + in_slots(0) : p.factors + factor_at(c.slot, kRowSum, 0, kChunk));
@@ -130,7 +130,7 @@ struct CdnaScores : CdnaRowProducts<E> {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const int t = row0 + r, column = s * kStripColumns + lane % 16;
-        const bool inside = column <= t && t < c.valid, below = column < t && t < c.valid;
+        const bool inside = g.is_pair(t, column, c.valid), below = inside && column < t;
         const float product = qk[s].value[r], d = decay_of(r, s), gain = g.scale_over_n[t];
         const float x = inside ? gain * (dhv[s].value[r] + g.dl_n[t]) * d : 0.0f;
         pairs[s].value[r] = inside ? gain * product * d : 0.0f;

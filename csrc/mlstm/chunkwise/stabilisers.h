@@ -23,7 +23,7 @@ __global__ __launch_bounds__(kGateThreads) void chunk_gate_sums(const GateParams
       if (h.begin >= h.end) p.m_last[thread] = p.m_initial ? p.m_initial[thread] : 0.0f;
     }
     const ChunkTokens<kEach> t(p.where, kChunksPerBlock);
-    GateSums x[kEach];
+    GateSums x[kEach], restarted[kEach];  // restarted: the same of a joined row, with a restart where a sequence begins
     double ig[kEach], first_lf = 0;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
@@ -33,22 +33,33 @@ __global__ __launch_bounds__(kGateThreads) void chunk_gate_sums(const GateParams
       const bool first = t.first_in_chunk + j == 0;
       if (first) first_lf = gates.lf;
       ig[j] = gates.ig;
-      x[j] = {first ? 0.0 : gates.lf, gates.ig};
+      x[j] = restarted[j] = {first ? 0.0 : gates.lf, gates.ig};
+      if (!p.joined.cu_seqlens) continue;
+      const int64_t token = t.first + j;
+      const int begin = find_sequence_begin(p.joined, p.where.length, token - (t.first_in_chunk + j), token);
+      if (begin == t.first_in_chunk + j) restarted[j] = GateSums::restart(nan_max(gates.lf, gates.ig));
+      if (t.head.row == 0) p.joined.sequence_begin[token] = begin;
     }
     scan_gates(x, t.lane);
+    if (p.joined.cu_seqlens) {
+      scan_gates(restarted, t.lane);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) restarted[j] = x[j];
+    }
     first_lf = shuffle_from(first_lf, 0, kTokenLanes);
     if (!t.chunk_inside) return;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       if (t.first_in_chunk + j >= p.where.chunk) break;
       p.sums.lf[t.at + j] = x[j].sum;
-      p.sums.max[t.at + j] = x[j].max;
+      p.sums.max[t.at + j] = restarted[j].max;
       p.sums.column[t.at + j] = ig[j] - x[j].sum;
     }
     if (t.lane != kTokenLanes - 1) return;
     p.sums.first_lf[t.slot] = first_lf;
-    p.sums.chunk_lf[t.slot] = first_lf + x[kEach - 1].sum;
-    p.sums.chunk_max[t.slot] = x[kEach - 1].max;
+    p.sums.chunk_lf[t.slot] = first_lf + restarted[kEach - 1].sum;
+    p.sums.chunk_max[t.slot] = restarted[kEach - 1].max;
   }
 }
 

@@ -3,6 +3,11 @@
 // ways. The caller's tensors are addressed by strides. Workspace is addressed as (row, slot, token of the chunk): row =
 // batch NH + head, and a slot holds one chunk. A packed row holds several sequences. Sequence n has the slots from
 // cu_seqlens[n] / L + n on. These slots suffice for any lengths, so the host never reads cu_seqlens.
+//
+// A packed row of short sequences without states may be walked as one sequence instead, a joined row: its chunks follow
+// each other as in a batch row, and may have tokens of several sequences. Where a sequence begins, the state is cut:
+// the chunk's decay is 0, the tokens from there on have inter = 0, those before the chunk's last sequence have into =
+// 0, and the scores of pairs of two sequences are 0.
 #pragma once
 
 #include <stdint.h>
@@ -13,6 +18,15 @@ struct Sequences {
   const int64_t* cu_seqlens;  // on the device, sequences + 1 numbers, or null
   int64_t length, heads, sequences, rows, slots;
   int chunk;
+  const int* sequence_begin;  // of a joined row, else null: for each token, where in the chunk its sequence begins, or
+                              // -1: before the chunk
+};
+
+// How a joined row is found. Its Sequences are those of one sequence.
+struct JoinedRow {
+  const int64_t* cu_seqlens;  // or null: the rows are not joined
+  int64_t sequences;
+  int* sequence_begin;  // written for Sequences
 };
 
 // A tensor (B, NH, S, columns), or (B, NH, S) with columns = 1. element: the dtype as in xlstm_dtype, which may differ
@@ -26,7 +40,8 @@ struct Tokens {
 };
 
 // What tokens do to the stabiliser m: it becomes max(m + sum of lf, max). The first token's lf is stored apart from the
-// sums of a chunk's tokens, because it belongs to the decay of what comes from before the chunk.
+// sums of a chunk's tokens, because it belongs to the decay of what comes from before the chunk. In a joined row m
+// restarts with each sequence: from there on max is m, and chunk_lf is -inf, of which nothing before the chunk is left.
 struct StabiliserSums {
   double *lf, *max;                         // (rows, slots, L): the chunk's tokens up to this one, without the first lf
   double* column;                           // (rows, slots, L): the token's log input gate less `lf`
@@ -39,6 +54,7 @@ struct GateParams {
   float* m_last;           // or null; here written for a sequence without tokens, else by the scores
   StabiliserSums sums;
   bool sigmoid;
+  JoinedRow joined;
 };
 
 // The factors of a token that the walks read. They are contiguous for each chunk, so one copy loads all of them.

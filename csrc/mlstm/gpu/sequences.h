@@ -19,9 +19,24 @@ struct Head {
   XLSTM_DEVICE int64_t in_slots(const Sequences& s, int64_t chunk) const { return slot_of(s, chunk) * s.chunk; }
 };
 
-XLSTM_DEVICE int64_t clamp_offset(const Sequences& s, int64_t n) {
-  const int64_t x = global(s.cu_seqlens)[n];
-  return x < 0 ? 0 : x > s.length ? s.length : x;
+XLSTM_DEVICE int64_t clamp_offset(const int64_t* cu_seqlens, int64_t length, int64_t n) {
+  const int64_t x = global(cu_seqlens)[n];
+  return x < 0 ? 0 : x > length ? length : x;
+}
+XLSTM_DEVICE int64_t clamp_offset(const Sequences& s, int64_t n) { return clamp_offset(s.cu_seqlens, s.length, n); }
+
+// The last sequence of which begins_by(sequence) is true; sequence 0 where none is.
+template <class F>
+XLSTM_DEVICE int64_t last_sequence(int64_t sequences, F&& begins_by) {
+  int64_t sequence = 0, last = sequences - 1;
+  while (sequence < last) {
+    const int64_t middle = (sequence + last + 1) / 2;
+    if (begins_by(middle))
+      sequence = middle;
+    else
+      last = middle - 1;
+  }
+  return sequence;
 }
 
 XLSTM_DEVICE Head head_of(const Sequences& s, int64_t state) {
@@ -39,16 +54,9 @@ XLSTM_DEVICE Head head_of(const Sequences& s, int64_t state) {
 
 // Finds the head and the chunk that a slot of a row holds. Returns false for an empty slot.
 XLSTM_DEVICE bool head_at(const Sequences& s, int64_t row, int64_t slot, Head& h, int64_t& chunk) {
-  int64_t sequence = 0;
   if (s.cu_seqlens) {  // the last sequence whose slots begin at `slot` or before
-    int64_t last = s.sequences - 1;
-    while (sequence < last) {
-      const int64_t middle = (sequence + last + 1) / 2;
-      if (clamp_offset(s, middle) / s.chunk + middle <= slot)
-        sequence = middle;
-      else
-        last = middle - 1;
-    }
+    const int64_t sequence =
+        last_sequence(s.sequences, [&](int64_t n) { return clamp_offset(s, n) / s.chunk + n <= slot; });
     h = head_of(s, sequence * s.heads + row);
   } else {
     h = head_of(s, row);
@@ -98,6 +106,18 @@ struct ChunkTokens {
   }
   XLSTM_DEVICE bool inside(int j) const { return first_in_chunk + j < count; }
 };
+
+// Where in the chunk the sequence of a joined row's token begins, or -1 where that is before the chunk. Rows that are
+// not joined have -1 throughout.
+XLSTM_DEVICE int sequence_begin(const Sequences& s, int64_t token) {
+  return s.sequence_begin ? global(s.sequence_begin)[token] : -1;
+}
+// The same from cu_seqlens, for a chunk whose first token is t0. Whatever the offsets are, it is not after the token.
+XLSTM_DEVICE int find_sequence_begin(const JoinedRow& joined, int64_t length, int64_t t0, int64_t token) {
+  const auto offset = [&](int64_t n) { return clamp_offset(joined.cu_seqlens, length, n); };
+  const int64_t begin = offset(last_sequence(joined.sequences, [&](int64_t n) { return offset(n) <= token; }));
+  return begin < t0 ? -1 : int((begin < token ? begin : token) - t0);
+}
 
 // Index of a token's factor in the array of factors.
 XLSTM_DEVICE int64_t factor_at(int64_t slot, Factor which, int token, int chunk) {
@@ -173,12 +193,16 @@ XLSTM_DEVICE TokenGates token_gates(const Tokens& i, const Tokens& f, bool sigmo
   return {lf < -1e5 ? -1e5 : lf, sigmoid_gate ? log_sigmoid(ig) : ig};
 }
 
-// The effect of consecutive tokens on the exp gate's m: m becomes max(m + sum, max).
+// The effect of consecutive tokens on the exp gate's m: m becomes max(m + sum, max), or max alone where a sequence of a
+// joined row begins among the tokens: then sum is -inf, which no token's lf is.
 struct GateSums {
   double sum = 0, max = -INFINITY;
 
-  XLSTM_DEVICE GateSums then(const GateSums& next) const { return {sum + next.sum, nan_max(max + next.sum, next.max)}; }
-  XLSTM_DEVICE double after(bool sigmoid_gate, double m) const { return sigmoid_gate ? 0.0 : nan_max(m + sum, max); }
+  XLSTM_DEVICE static GateSums restart(double m) { return {-INFINITY, m}; }
+  XLSTM_DEVICE bool restarts() const { return sum == -INFINITY; }
+  XLSTM_DEVICE double exp_gate_after(double m) const { return restarts() ? max : nan_max(m + sum, max); }
+  XLSTM_DEVICE GateSums then(const GateSums& next) const { return {sum + next.sum, next.exp_gate_after(max)}; }
+  XLSTM_DEVICE double after(bool sigmoid_gate, double m) const { return sigmoid_gate ? 0.0 : exp_gate_after(m); }
 };
 
 // Inclusive scan over the tokens of a chunk, where kTokenLanes lanes have kEach tokens each.

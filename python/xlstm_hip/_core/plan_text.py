@@ -65,10 +65,8 @@ def _mlstm(built: Any, op: str, arguments: Mapping[str, Any], q: Tensor, v: Tens
     if gpu:
         dims = (q.shape[-1], v.shape[-1], q.element_size())
         hopper_schedule = q.dtype == torch.bfloat16 and _hopper_schedule_allowed()
-        stateless = not op.endswith("_states") and all(
-            arguments.get(name) is None for name in ("cu_seqlens", "c", "dc")
-        )
-        options = {"panels": hopper_schedule, "stateless": stateless}
+        stateless = not op.endswith("_states") and all(arguments.get(name) is None for name in ("c", "dc"))
+        options = {"panels": hopper_schedule, "stateless": stateless, "packed": ends is not None}
         plan = built.plan_mlstm_gpu(gpu, sequences, heads, length, *dims, **overrides, **options)
         parts = ("recurrent",) if recurrent else ("dq", "dk", "dv") if "backward" in op else ("forward",)
         return {"compute_units": plan["compute_units"], **{part: plan[part] for part in parts}}

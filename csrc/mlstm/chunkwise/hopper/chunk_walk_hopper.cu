@@ -39,7 +39,8 @@ void launch_kernel(const HopperWalkParams& p, int64_t blocks, Stream stream) {
     launch(Output::kTerms.name, chunk_walk_hopper<kRows, kYPanels, kPair, Output, kPacked>,
            {blocks, kHopperBlockThreads, kBytes, false, kPair ? 2 : 0}, stream, p);
   };
-  p.walk.where.cu_seqlens ? launch_for(std::true_type{}) : launch_for(std::false_type{});
+  const Sequences& where = p.walk.where;
+  where.cu_seqlens || where.sequence_begin ? launch_for(std::true_type{}) : launch_for(std::false_type{});
 }
 
 template <int kRows, int kYPanels, bool kPair, class Output>

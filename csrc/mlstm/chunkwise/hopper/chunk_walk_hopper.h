@@ -31,7 +31,7 @@
 //                                                                    (but for h, states)
 //   x_full[2]          1: producer (arrive_expect_tx)                K panels, 256 of n's     consumers, score warps
 //                                                                    weights (h, its states),
-//                                                                    1280 of gate terms (h)
+//                                                                    1536 of gate terms (h)
 //   a_free[2]          2: thread 0 of each consumer warpgroup,       -                        producer
 //                      h: + 4: each score warp
 //   y_free[2]          8: each consumer warp,                        -                        producer; h: score warps

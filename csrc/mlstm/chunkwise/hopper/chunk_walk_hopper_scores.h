@@ -130,10 +130,12 @@ struct HopperScorer {
   // Writes the scores for the products of the consumers, and sums each row over the four lanes that have it.
   XLSTM_DEVICE void score_pairs(const float (&pairs)[36], int n, float (&sum)[2]) const {
     float high[2], low[2];
+    int first[2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       high[h] = smem.gate_term(n, kRowHigh)[row() + 8 * h];
       low[h] = smem.gate_term(n, kRowLow)[row() + 8 * h];
+      if constexpr (Smem::kIsPacked) first[h] = int(smem.gate_term(n, kFirstOfSequence)[row() + 8 * h]);
       sum[h] = 0;
     }
     const uint32_t to = smem.stage_address(n) + Smem::kScoresOffset;
@@ -151,7 +153,9 @@ struct HopperScorer {
         for (int e = 0; e < 2; ++e) {
           const float d =
               pair_decay(high[h], low[h], e ? column_high.y : column_high.x, e ? column_low.y : column_low.x);
-          score[e] = column(j) + e <= row() + 8 * h ? scoring.scale * pairs[4 * j + 2 * h + e] * d : 0.0f;
+          const int s = column(j) + e;
+          const bool one_sequence = !Smem::kIsPacked || first[h] <= s;
+          score[e] = one_sequence && s <= row() + 8 * h ? scoring.scale * pairs[4 * j + 2 * h + e] * d : 0.0f;
           sum[h] += score[e];
         }
         words[m] = pack_exact(BFloat16{}, score[0], score[1]);

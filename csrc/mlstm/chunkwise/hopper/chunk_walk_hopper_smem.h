@@ -54,12 +54,13 @@ struct HopperStateLayout {
 // Warps of the first warpgroup: three for the epilogue, besides the producer; or four that compute scores.
 constexpr int kEpilogueWarps = 3, kScoreWarps = 4;
 
-// kPacked: whether the tokens may be of several sequences.
+// kPacked: whether a row's tokens may be of several sequences.
 template <int kRows, int kYPanels, bool kPair, class Output, bool kPacked>
 struct HopperWalkSmem {
   using Layout = HopperStateLayout<kRows, kYPanels, kPair>;
   static constexpr HopperShape kShape = Layout::kShape;
   static constexpr WalkTerms kTerms = Output::kTerms;
+  static constexpr bool kIsPacked = kPacked;
   static constexpr bool kOutputs = !kTerms.states_only, kHasGradientTerms = kTerms.gradient_terms,
                         kMakesScores = kTerms.divides_by_n && kShape.makes_scores(),
                         kHasN = kMakesScores || __is_same(Output, output::c_and_n);

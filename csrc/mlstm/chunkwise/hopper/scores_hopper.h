@@ -169,6 +169,7 @@ struct HopperScores {
 
   struct RowGates {  // of rows row() and row() + 8
     float high[2], low[2], gain[2], dl[2];
+    int first[2];
   };
   XLSTM_DEVICE RowGates row_gates() const {
     RowGates g;
@@ -177,6 +178,7 @@ struct HopperScores {
       const int t = row() + 8 * h;
       g.high[h] = gates.row_high[t];
       g.low[h] = gates.row_low[t];
+      g.first[h] = gates.first[t];
       g.gain[h] = kBackward ? gates.scale_over_n[t] : float(p.scale);
       g.dl[h] = kBackward ? gates.dl_n[t] : 0.0f;
     }
@@ -195,7 +197,7 @@ struct HopperScores {
       const int i = 4 * j + 2 * h + e, s = column(j) + e;
       const float d =
           pair_decay(g.high[h], g.low[h], e ? column_high.y : column_high.x, e ? column_low.y : column_low.x);
-      const bool inside = s <= t && t < c.valid;
+      const bool inside = g.first[h] <= s && s <= t && t < c.valid;
       score[e] = inside ? g.gain[h] * qk[i] * d : 0.0f;
       if constexpr (kBackward) {
         const float x = inside ? g.gain[h] * (dhv[i] + g.dl[h]) * d : 0.0f;
@@ -214,7 +216,7 @@ struct HopperScores {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = 4 * j + 2 * h + e;
-        const bool flows = column(j) + e < t && t < c.valid;
+        const bool flows = g.first[h] <= column(j) + e && column(j) + e < t && t < c.valid;
         const float rounded = e ? high_float(BFloat16{}, d_score_word) : low_float(BFloat16{}, d_score_word);
         dhv[i] = flows ? d_score[e] * qk[i] : 0.0f;
         qk[i] = flows ? rounded * qk[i] : 0.0f;
@@ -382,6 +384,7 @@ __global__ __launch_bounds__(kHopperChunk) void chunk_gate_terms_hopper(const Sc
     to[kColumnHigh * kHopperChunk + t] = gates.column_high[t];
     to[kColumnLow * kHopperChunk + t] = gates.column_low[t];
     to[kMinN * kHopperChunk + t] = float(exp(-factors.m));
+    to[kFirstOfSequence * kHopperChunk + t] = float(gates.first[t]);
     BFloat16* const weights = reinterpret_cast<BFloat16*>(to + kGateTerms * kHopperChunk);
     const BFloat16 upper = from_float<BFloat16>(gates.into[t]);
     weights[t] = upper;  // row 0 of a tile, and row 1, whose 16-byte vectors are permuted
