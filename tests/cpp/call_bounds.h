@@ -85,6 +85,30 @@ inline void move(Values& x, std::mt19937_64& engine) {
   for (double& value : x) value *= 1 + by(engine);
 }
 
+// ---- packed rows without states, which a GPU may walk as one sequence
+
+// The cu_seqlens of sequences of these lengths.
+inline std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t length : lengths) offsets.push_back(offsets.back() + length);
+  return offsets;
+}
+// Sequences of one token each, and a long one in the midst of them.
+inline std::vector<int64_t> tokens_around(int64_t singles, int64_t longest) {
+  std::vector<int64_t> lengths(size_t(singles) + 1, 1);
+  lengths[lengths.size() / 2] = longest;
+  return offsets_of(lengths);
+}
+// Sequences of no token besides, which only the device may find: at the row's begin, in its midst and at its end.
+template <class Call>
+void add_empty_sequences(Call& call) {
+  std::vector<int64_t>& offsets = call.in.cu_seqlens;
+  for (const size_t at : {size_t(0), offsets.size() / 2, offsets.size() - 1})
+    offsets.insert(offsets.begin() + int64_t(at), offsets[at]);
+  call.in.api.cu_seqlens = offsets.data(), call.in.api.sequences = int64_t(offsets.size()) - 1;
+  call.api.in = call.in.api;
+}
+
 // On an emulator, by a plan for a chip.
 template <class Plan, class Call>
 void run(const Plan& plan, size_t (&workspace)(const Call&, const Plan&),

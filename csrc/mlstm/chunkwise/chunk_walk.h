@@ -150,8 +150,9 @@ struct Walk {
         }
       }
   }
-  // Multiplies the state by the accumulated decay.
+  // Multiplies the state by the accumulated decay. Where a sequence of a joined row begins, nothing of it is left.
   XLSTM_DEVICE void apply_decay(float by) {
+    if (in.p->where.sequence_begin && by == 0) return each([](int, int, float& v) { v = 0; });
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs)
 #pragma unroll

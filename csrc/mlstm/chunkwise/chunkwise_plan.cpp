@@ -12,6 +12,10 @@ namespace xlstm::gpu::mlstm {
 
 namespace {
 
+// What a block takes besides its chunks, in chunks: the state, a prologue and an epilogue. CDNA's as predicted, the
+// other as measured on an H200.
+constexpr double kCdnaBlock = 2.2, kNvidiaBlock = 1.2;
+
 // The time of walks of `chunks` that are split into `segments`, in chunks of one block. Split walks first compute the
 // states of all segments but the last, at half the cost of a walk.
 struct WalkTime {
@@ -29,7 +33,7 @@ struct WalkTime {
   }
   double of(int64_t segments) const {
     const bool cdna = family == Family::cdna;
-    const double overhead = cdna ? 2.2 : 0;  // of a block, in chunks: the state, a prologue and an epilogue
+    const double overhead = cdna ? kCdnaBlock : 0;
     const double each = cdna ? double(ceil_div(chunks, segments)) : double(chunks) / double(segments);
     const double walk = rounds(blocks * segments) * (overhead + each);
     if (segments == 1) return walk;
@@ -175,14 +179,15 @@ MlstmShape joined_row(MlstmShape s) {
 // its blocks a prologue and an epilogue. The host does not know the sequences' lengths: this counts on equal ones.
 bool joins_row(const MlstmShape& s, const Chip& chip) {
   if (!s.packed || !s.stateless || s.sequences == 1 || s.chunk != 0 || s.segments != 0) return false;
-  constexpr double kBlock = 1.2;  // a prologue and an epilogue in chunks, as measured on an H200
   const int chunk = chunk_for(s, chip, {s.dqk});
   const WalkPlan p = plan_tiles(s, chip, s.dqk, s.dhv, chunk);
   const WalkTime each = walk_time(s, chip, p, p.tiles, p.tiles);
   const double chunks = double(ceil_div(ceil_div(s.length, s.sequences), chunk));
   const MlstmShape row = joined_row(s);
   const WalkTime joined = walk_time(row, chip, p, p.tiles, p.tiles);
-  return kBlock + joined.of(best_segments(row, p, joined)) < each.rounds(each.blocks) * (kBlock + chunks);
+  const bool cdna = chip.family == Family::cdna;
+  const double joined_time = (cdna ? 0 : kNvidiaBlock) + joined.of(best_segments(row, p, joined));
+  return joined_time < each.rounds(each.blocks) * ((cdna ? kCdnaBlock : kNvidiaBlock) + chunks);
 }
 
 }  // namespace

@@ -48,18 +48,19 @@ XLSTM_DEVICE void scan_vector_over_chunks(const VectorParams& p, uint32_t block,
   };
   float sum = 0, total_decay = 1;
   each_chunk([&](int64_t, float added, float decay) {
-    sum = decay * sum + added;
-    total_decay *= decay;
+    sum = decayed(p.where, sum, decay) + added;
+    total_decay = then_decay(p.where, total_decay, decay);
   });
   sums[threadIdx.x] = sum;
   decays[threadIdx.x] = total_decay;
   __syncthreads();
   const int64_t state = int64_t(h.state) * p.columns + column;
   float now = p.initial && inside ? p.initial[state] : 0.0f;
-  for (int j = 0; j < span; ++j) now = decays[j * kVectorColumns + lane] * now + sums[j * kVectorColumns + lane];
+  for (int j = 0; j < span; ++j)
+    now = decayed(p.where, now, decays[j * kVectorColumns + lane]) + sums[j * kVectorColumns + lane];
   each_chunk([&](int64_t slot, float added, float decay) {
     if (inside) p.vectors[slot * p.columns + column] = now;
-    now = decay * now + added;
+    now = decayed(p.where, now, decay) + added;
   });
   if (p.last && inside && span == kSpans - 1) p.last[state] = now;
 }
@@ -164,8 +165,9 @@ XLSTM_DEVICE int compute_segment_decays(const ScanParams& p, int64_t state, floa
     const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
     const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
     float decay = 1;
-    for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave) decay *= p.decay[slot + j];
-    for (int mask = kWave / 2; mask > 0; mask /= 2) decay *= shuffle_xor(decay, mask);
+    for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave)
+      decay = then_decay(p.where, decay, p.decay[slot + j]);
+    for (int mask = kWave / 2; mask > 0; mask /= 2) decay = then_decay(p.where, decay, shuffle_xor(decay, mask));
     if (lane_id() == 0) decays[order] = decay;
   }
   __syncthreads();
@@ -204,7 +206,8 @@ XLSTM_DEVICE void scan_tile_over_segments(const ScanParams& p, uint32_t block) {
 #pragma unroll
       for (int i = 0; i < kScannedEach; ++i)
         if (order + j < count)
-          after[(order + j) * stride + i * kThreads] = now[i] = decays[order + j] * now[i] + added[j][i];
+          after[(order + j) * stride + i * kThreads] = now[i] =
+              decayed(p.where, now[i], decays[order + j]) + added[j][i];
   }
 }
 
@@ -219,7 +222,7 @@ XLSTM_DEVICE void scan_vector_over_segments(const ScanParams& p, int64_t state, 
     float now = initial ? initial[state * p.x_columns + x] : 0.0f;
     float* const after = segment_vectors + state * (p.segments - 1) * stride + x;
     for (int order = 0; order < count; ++order)
-      after[order * stride] = now = decays[order] * now + after[order * stride];
+      after[order * stride] = now = decayed(p.where, now, decays[order]) + after[order * stride];
   }
 }
 

@@ -119,6 +119,15 @@ XLSTM_DEVICE int find_sequence_begin(const JoinedRow& joined, int64_t length, in
   return begin < t0 ? -1 : int((begin < token ? begin : token) - t0);
 }
 
+// x times the decay of chunks. Where a sequence of a joined row begins among them, nothing of x is left, not even NaN.
+XLSTM_DEVICE float decayed(const Sequences& s, float x, float decay) {
+  return s.sequence_begin && decay == 0 ? 0.0f : decay * x;
+}
+// The decay of chunks and of those that follow.
+XLSTM_DEVICE float then_decay(const Sequences& s, float decay, float next) {
+  return s.sequence_begin && decay == 0 ? 0.0f : decayed(s, decay, next);
+}
+
 // Index of a token's factor in the array of factors.
 XLSTM_DEVICE int64_t factor_at(int64_t slot, Factor which, int token, int chunk) {
   return (slot * kFactors + which) * chunk + token;

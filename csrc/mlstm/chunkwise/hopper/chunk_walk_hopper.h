@@ -316,7 +316,9 @@ struct HopperWalk {
     }
     if (decay.applies) {
 #pragma unroll
-      for (int i = 0; i < kPanelRegisters; ++i) state.c[m][i] *= decay.to_apply;
+      for (int i = 0; i < kPanelRegisters; ++i)
+        state.c[m][i] =
+            Smem::kIsPacked ? decayed(p.where, state.c[m][i], decay.to_apply) : state.c[m][i] * decay.to_apply;
     }
     if (m == 0) smem.x_full(n).wait(phase);
     start_state_update(state.c[m], left, at + Smem::kXOffset);

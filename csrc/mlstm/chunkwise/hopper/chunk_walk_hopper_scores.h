@@ -208,7 +208,8 @@ struct HopperScorer {
 #pragma unroll
       for (int i = 0; i < kXPanels; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) vector[i][j] *= decay_now;
+        for (int j = 0; j < 4; ++j)
+          vector[i][j] = Smem::kIsPacked ? decayed(p.where, vector[i][j], decay_now) : vector[i][j] * decay_now;
       add_to_n(vector, stage, smem.weights_address(n));
       if constexpr (kMakesScores) {
         wgmma_wait<1>(pairs);
