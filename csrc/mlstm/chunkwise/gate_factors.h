@@ -63,13 +63,11 @@ XLSTM_DEVICE TokenFactors compute_gate_factors(const ScoreParams& p, const Chunk
   const int64_t at = c.slot * kChunk + (t < kChunk ? t : 0), end = (c.slot + 1) * kChunk - 1;
   const float l = kBackward && inside ? p.l_saved[c.head.row * p.where.length + c.t0 + t] : 0.0f;
   // Where the sequences of this token and of the chunk's last one begin.
-  const int begin = inside ? sequence_begin(p.where, c.t0 + t) : -1;
-  const int last_begin = sequence_begin(p.where, c.t0 + c.valid - 1);
-  const auto sums_at = [&](int64_t token, bool restarts) {
-    return restarts ? GateSums::restart(p.sums.max[token]) : GateSums{p.sums.lf[token], p.sums.max[token]};
-  };
-  const GateSums to_token = sums_at(at, begin >= 0), to_end = sums_at(end, last_begin >= 0);
+  const int64_t last = c.t0 + c.valid - 1;
+  const int begin = sequence_begin(p.where, inside ? c.t0 + t : last), last_begin = sequence_begin(p.where, last);
   const double lf = p.sums.lf[at], chunk_lf = p.sums.lf[end];
+  const GateSums to_token{begin < 0 ? lf : -INFINITY, p.sums.max[at]},
+      to_end{last_begin < 0 ? chunk_lf : -INFINITY, p.sums.max[end]};
   const double column_of_e = p.sums.column[at], first_lf = p.sums.first_lf[c.slot];
   const double m_before = stabiliser_before(p, c, t % kTokenLanes);
   if (t >= kChunk) return {};
