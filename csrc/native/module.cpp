@@ -173,7 +173,7 @@ py::dict plan_mlstm_gpu(const py::object& device, int64_t sequences, int64_t hea
   const auto walk = [&](const gpu::mlstm::WalkPlan& p) { return walk_plan(p, chip, element_bytes); };
   return py::dict(
       "compute_units"_a = chip.compute_units, "forward"_a = walk(forward.walk), "dq"_a = walk(backward.dq),
-      "dk"_a = walk(backward.dk), "dv"_a = walk(backward.dv),
+      "dk"_a = walk(backward.dk), "dv"_a = walk(backward.dv), "joined"_a = forward.joined,
       "recurrent"_a = py::dict("in_registers"_a = step.in_registers, "columns"_a = step.columns, "tiles"_a = step.tiles,
                                "threads"_a = step.threads, "blocks"_a = step.blocks));
 }
@@ -280,7 +280,7 @@ PYBIND11_MODULE(_native, m) {
         "The plan of the mLSTM on a GPU, which is the name of one of known_devices() or (arch, compute_units, "
         "lds_bytes): forward, the three walks of backward, sequence and step. panels: tensors of two bytes an element "
         "are bfloat16 and have a layout that TMA accepts. stateless: without initial or last states. packed: the "
-        "sequences are those of one row of this length.");
+        "sequences are those of one row of this length; joined says whether it is walked as one sequence.");
   m.def("plan_attention_gpu", plan_attention_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a,
         "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "has_score_mod"_a = false, "block_size"_a = 0, "splits"_a = 0,
         "panels"_a = false,

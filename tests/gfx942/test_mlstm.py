@@ -210,6 +210,46 @@ def test_without_states(package: ModuleType, device: ModuleType, case: Case, gat
     same_bits("again", without_states(case, on_device, dh.to("cuda"), kernel=name), actual)
 
 
+# Of a packed row: tokens on their own and around a long sequence, and sequences that end within a chunk and with it.
+JOINED = Case("a packed row as one sequence", 240, 16, 40, heads=8, lengths=(*(1,) * 97, 45, *(1,) * 90, 5, 2, 1))
+
+
+@pytest.mark.parametrize("gate", ["exp", "sigmoid"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_packed_row_as_one_sequence(package: ModuleType, dtype: torch.dtype, gate: str) -> None:
+    from support import accuracy, reference
+    from support.gpu_table import same_bits
+    from support.poison import poisoned
+    from xlstm_hip import _native
+
+    case = JOINED
+    plan = _native.plan_mlstm_gpu(
+        "MI300X",
+        case.sequences,
+        case.heads,
+        case.length,
+        case.dqk,
+        case.dhv,
+        dtype.itemsize,
+        stateless=True,
+        packed=True,
+    )
+    assert plan["joined"]
+    name = {"exp": "chunkwise--fused", "sigmoid": "chunkwise--fused_siging"}[gate]
+    inputs, (dh, *_) = make(case, dtype)
+    on_device, ends = {name: x.to("cuda") for name, x in inputs.items()}, torch.tensor(case.cu_seqlens)
+    call = lambda: without_states(case, on_device, dh.to("cuda"), kernel=name, cu_seqlens=ends.to("cuda"))  # noqa: E731
+    with poisoned():
+        actual = call()
+    wide = reference.doubled(inputs)
+    expected = without_states(case, wide, dh.double(), kernel=accuracy.PLAIN[gate], cu_seqlens=ends)
+    plain = without_states(case, inputs, dh, kernel=accuracy.PLAIN[gate], cu_seqlens=ends)
+    floor = accuracy.FLOOR * torch.finfo(dtype).eps
+    allowed = {n: max(floor, 2 * error) for n, error in accuracy.errors_of(plain, expected).items()}
+    accuracy.check(f"{case.name}, {gate}", accuracy.Measured(accuracy.errors_of(actual, expected), allowed, allowed))
+    same_bits("again", call(), actual)
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_check(package: ModuleType, name: str) -> None:
     from support import gpu_checks

@@ -73,6 +73,10 @@ def test_segments_forget_and_keep() -> None:
             accuracy.check(f"{kernel}, {gates}, in segments", measured)
 
 
+def test_short_sequences_of_a_row() -> None:
+    gpu_checks.short_sequences_of_a_row("cpu")
+
+
 def test_a_step_caps_its_gates() -> None:
     gpu_checks.a_step_caps_its_gates("cpu")
 

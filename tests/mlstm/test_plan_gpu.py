@@ -146,6 +146,27 @@ def test_short_sequences_without_states_have_no_walks_on_cdna() -> None:
     assert schedules("RX 7900 XTX", 512) == {"common"} and schedules("H200", 512) == {"hopper"}
 
 
+def test_a_packed_row_may_be_walked_as_one_sequence() -> None:
+    """Where that takes less time than so many blocks, and where there are no states and no requests."""
+
+    def plan_of(device: str, sequences: int, heads: int = 8, dims: tuple[int, int] = (256, 512), **options: Any) -> Any:
+        options = {"stateless": True, "packed": True} | options
+        return _native.plan_mlstm_gpu(device, sequences, heads, 8192, *dims, 2, **options)
+
+    for device in DEVICES:
+        assert plan_of(device, 1025)["joined"] and plan_of(device, 1025, 4, (64, 128))["joined"]
+        assert not plan_of(device, 1)["joined"]
+        for options in ({"stateless": False}, {"packed": False}, {"segments": 2}, {"walk_chunk": 16}):
+            if device in ("MI300X", "MI250X") and "walk_chunk" in options:
+                options["walk_chunk"] = 32
+            assert not plan_of(device, 1025, **options)["joined"], options
+        joined, row = plan_of(device, 1025), _native.plan_mlstm_gpu(device, 1, 8, 8192, 256, 512, 2)
+        assert [joined[walk] for walk in WALKS] == [row[walk] for walk in WALKS]
+    assert plan_of("H200", 128)["joined"] and plan_of("H200", 82)["joined"]
+    assert not plan_of("H200", 16)["joined"]  # as many blocks as the chip has
+    assert not plan_of("H200", 128, 4, (128, 256))["joined"]
+
+
 def test_hopper_has_a_schedule_of_its_own() -> None:
     """For the shapes that it is faster for, in chunks of 64; the common one for the others, and on every other chip."""
     large, small, floats = plan("H200", SHAPES[0]), plan("H200", SHAPES[5]), plan("H200", SHAPES[0], 4)

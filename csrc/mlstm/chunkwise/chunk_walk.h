@@ -152,11 +152,14 @@ struct Walk {
   }
   // Multiplies the state by the accumulated decay. Where a sequence of a joined row begins, nothing of it is left.
   XLSTM_DEVICE void apply_decay(float by) {
-    if (in.p->where.sequence_begin && by == 0) return each([](int, int, float& v) { v = 0; });
+    // A branch to zeros, which take the state's registers a second time, would cost CDNA half of its waves.
+    const uint32_t kept = in.p->where.sequence_begin && by == 0 ? 0 : ~0u;
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs)
 #pragma unroll
-      for (int ys = 0; ys < kYStrips; ++ys) state[xs][ys].scale(by);
+      for (int ys = 0; ys < kYStrips; ++ys)
+#pragma unroll
+        for (float& v : state[xs][ys].value) v = as_float(as_bits(v * by) & kept);
   }
   XLSTM_DEVICE void load_registers(float* from) {
     each_register(from + opaque_thread(), [](float& v, const float* at) { v = *at; });
