@@ -224,7 +224,7 @@ def short_sequences_of_a_row(device: str) -> None:
         ("_siging", torch.bfloat16, (256, 128)),
     )
     for gate, dtype, dims in kinds:
-        case = Case(f"execution, joined {dims}", sum(lengths), *dims, heads=12, lengths=lengths, eps=0.05)
+        case = Case(f"execution, joined {dims}", sum(lengths), *dims, heads=12 if device != "cpu" else 2, lengths=lengths, eps=0.05)
         plain, fused = f"chunkwise--native{gate}_autograd", f"chunkwise--fused{gate}"
         inputs, (dh, *_) = accuracy.inputs_on(case, dtype, device)
         expected = run(plain, case, {name: x.double().cpu() for name, x in inputs.items()}, dh.cpu())
