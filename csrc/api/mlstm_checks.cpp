@@ -57,11 +57,16 @@ void no_gate_soft_cap(const xlstm_mlstm& in) {
   if (in.gate_soft_cap != 0) invalid("gate_soft_cap: expected 0: only the recurrent call caps gates");
 }
 
+void no_bfloat16_c(const xlstm_mlstm& in) {
+  if (in.bfloat16_c) invalid("bfloat16_c: expected 0: only the recurrent call of one token takes C in bfloat16");
+}
+
 }  // namespace
 
 void check_chunkwise(const xlstm_mlstm_forward& p, bool on_host) {
   check(p, on_host);
   no_gate_soft_cap(p.in);
+  no_bfloat16_c(p.in);
   if (p.c_last && (p.c_last == p.in.c_initial || p.n_last == p.in.n_initial || p.m_last == p.in.m_initial))
     invalid("c_last, n_last, m_last: expected other memory than the initial states'");
 }
@@ -70,11 +75,14 @@ void check_recurrent(const xlstm_mlstm_forward& p, bool on_host) {
   check(p, on_host);
   not_negative("gate_soft_cap", p.in.gate_soft_cap);
   if (!p.c_last) invalid("c_last, n_last, m_last: the recurrent call needs them");
+  if (p.in.length != 1 || p.in.cu_seqlens) no_bfloat16_c(p.in);
+  if (p.in.bfloat16_c && p.in.q.dtype == XLSTM_FLOAT64) invalid("bfloat16_c: expected 0 with q of float64");
 }
 
 void check_backward(const xlstm_mlstm_backward& p, bool on_host) {
   check(p.in, on_host);
   no_gate_soft_cap(p.in);
+  no_bfloat16_c(p.in);
   has_dtype("h", p.h, p.in.q.dtype);
   has_dtype("dh", p.dh, p.in.q.dtype);
   has_data("l", p.l);

@@ -105,6 +105,17 @@ XLSTM_DEVICE uint32_t pack_truncated(float low, float high) {
 #endif
 }
 
+// Stochastic rounding to bfloat16: the truncation of x's bits plus 16 random ones, so x is rounded away from zero with
+// the probability that makes the result exact in the mean. Random bits could make a number of a NaN: it is truncated.
+XLSTM_DEVICE BFloat16 round_stochastic(float x, uint32_t random) {
+  return {uint16_t((as_bits(x) + (x == x ? random : 0)) >> 16)};
+}
+// The same of two, by the lower and the upper 16 bits of random. A NaN truncates both: one comparison a pair.
+XLSTM_DEVICE uint32_t pack_stochastic(float low, float high, uint32_t random) {
+  const uint32_t bits = low == low && high == high ? random : 0;
+  return pack_truncated(as_float(as_bits(low) + (bits & 0xffffu)), as_float(as_bits(high) + (bits >> 16)));
+}
+
 // The exact error of the truncation. The error of an infinity is 0, where inf - inf would be NaN.
 XLSTM_DEVICE float rest_of_truncation(float x) {
   const float error = x - as_float(as_bits(x) & 0xffff0000u);

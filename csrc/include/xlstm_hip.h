@@ -5,7 +5,7 @@
  * Shapes are B batch, NH heads, S tokens, DHQK and DHHV head dims. A packed call has B = 1 and cu_seqlens, N + 1 rising
  * token offsets from 0 to S; its states have N instead of B. Absent tensors have data = NULL.
  * The accumulation dtype ("wide") is float, or double when q is double. States, l and gate-sized results of the wide
- * dtype are contiguous. */
+ * dtype are contiguous; C alone may be bfloat16 (bfloat16_c). */
 #ifndef XLSTM_HIP_H
 #define XLSTM_HIP_H
 
@@ -61,6 +61,9 @@ typedef struct xlstm_mlstm {
   int64_t chunk_size;
   xlstm_tensor q, k, v, i, f;
   const void *c_initial, *n_initial, *m_initial; /* (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH); all or none */
+  /* 1: c_initial and c_last are bfloat16, for the recurrent call of one token, not of double; the new C is rounded
+   * stochastically (csrc/mlstm/recurrence.h). 0: they have the wide dtype, as n and m always have. */
+  int32_t bfloat16_c;
   /* Tuning parameters: 0 lets the plan choose, and a value without a kernel is an error. */
   int64_t segments;     /* chunkwise and backward: parts of a sequence, each of a chunk or more */
   int64_t walk_chunk;   /* chunkwise and backward on a GPU: tokens of a chunk, 16 or 32, in the common schedule */

@@ -8,9 +8,14 @@
 //   C' = e^(lf + m - m') C + e^(ig - m') k v^T    n' likewise    h = q C' / N    N = max(|q n'|, e^-m') + eps
 //
 // With the sigmoid gate m is the stabiliser of the initial state only, and e^-m' = 1.
+//
+// C in bfloat16 is computed in float and rounded stochastically: up with the probability that makes the rounding exact
+// in the mean. To nearest, an update below half a unit of the last place (2^-9 of C) is lost: with forget gates near 1
+// C then learns nothing. Roundings that are exact in the mean add up as a random walk does.
 #pragma once
 
 #include <math.h>
+#include <stdint.h>
 
 #include "base/host_device.h"
 
@@ -60,6 +65,34 @@ XLSTM_HOST_DEVICE static inline NormaliserGrad normaliser_grad(bool normalize, d
   if (!normalize) return {0.0, 0.0};
   const bool l_wins = fabs(l) > exp(-m);
   return {l_wins ? (l < 0 ? dot : -dot) : 0.0, -dot * (eps / normaliser(true, l, m, eps))};
+}
+
+// ---- the random bits of C's rounding
+//
+// A hash of the element's place in its head, of the head, and of bits of its row's own state: the factors of the
+// token's gates and n before the token. n changes with every token that changes C, so the bits do too; and a row has
+// the same bits in any batch, at any place of it, and in a replayed graph.
+
+constexpr uint32_t kBitsMultiplier = 0xD2511F53u, kBitsStep = 0x9E3779B9u;
+
+XLSTM_RULE uint32_t mixed_bits(uint32_t x) {
+  x = (x ^ x >> 16) * kBitsMultiplier;
+  x = (x ^ x >> 15) * 0xCD9E8D57u;
+  return x ^ x >> 16;
+}
+// Of all elements of a head. forget and input: the bits of the factors, as floats.
+XLSTM_RULE uint32_t token_bits(int head, uint32_t forget, uint32_t input) {
+  return mixed_bits(mixed_bits(forget + uint32_t(head) * kBitsStep) + input);
+}
+// Of a row of C. n: the bits of the row's n before the token.
+XLSTM_RULE uint32_t row_bits(uint32_t token, int64_t row, uint32_t n) {
+  return mixed_bits((token + uint32_t(row) * kBitsStep) ^ n);
+}
+// Of columns 2 pair and 2 pair + 1: the lower and the upper 16 bits. Bits: uint32_t, or a vector of them.
+template <class Bits>
+XLSTM_RULE Bits pair_bits(Bits row, Bits pair) {
+  const Bits x = row + pair * kBitsStep;
+  return (x ^ x >> 15) * kBitsMultiplier;
 }
 
 }  // namespace xlstm

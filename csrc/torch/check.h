@@ -97,14 +97,20 @@ inline xlstm_tensor view(const char* name, const Tensor& x, const Tensor& q, std
   return t;
 }
 
-// The data of a contiguous tensor of the wide dtype: states, their gradients, l.
-inline void* wide(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
+// The data of a contiguous tensor.
+inline void* contiguous(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
   check_shape(name, x, shape);
   check_device(name, x, q);
-  STD_TORCH_CHECK(x.scalar_type() == wide_dtype(q), name,
-                  ": expected the accumulation dtype (float32, or float64 with float64)");
   STD_TORCH_CHECK(x.is_contiguous(), name, ": expected a contiguous tensor");
   return x.data_ptr();
+}
+
+// The data of a contiguous tensor of the wide dtype: states, their gradients, l.
+inline void* wide(const char* name, const Tensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
+  void* data = contiguous(name, x, q, shape);
+  STD_TORCH_CHECK(x.scalar_type() == wide_dtype(q), name,
+                  ": expected the accumulation dtype (float32, or float64 with float64)");
+  return data;
 }
 inline void* wide(const char* name, const OptionalTensor& x, const Tensor& q, std::initializer_list<int64_t> shape) {
   return x ? wide(name, *x, q, shape) : nullptr;

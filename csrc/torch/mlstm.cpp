@@ -195,7 +195,7 @@ GradsStates mlstm_backward_states(const Tensor& q, const Tensor& k, const Tensor
                   normalizer_grad, eps, {chunk_size, segments, walk_chunk}, bshd, true);
 }
 
-// One token: (B, NH, D) is (B, NH, 1, D) with any token stride.
+// One token: (B, NH, D) is (B, NH, 1, D) with any token stride. c may be bfloat16, and c_next then is.
 Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& c,
                  const Tensor& n, const Tensor& m, const Tensor& c_next, const Tensor& n_next, const Tensor& m_next,
                  bool sigmoid_gate, bool normalize, double eps, int64_t step_columns, double gate_soft_cap) {
@@ -220,7 +220,9 @@ Tensor step_into(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.in.v = view("v", v, q, {batch, heads, dhv}, true);
   p.in.i = view("i", i, q, {batch, heads, 1}, false);
   p.in.f = view("f", f, q, {batch, heads, 1}, false);
-  p.in.c_initial = wide("c", c, q, {batch, heads, dqk, dhv});
+  p.in.bfloat16_c = c.scalar_type() == ScalarType::BFloat16 && wide_dtype(q) == ScalarType::Float;
+  p.in.c_initial =
+      p.in.bfloat16_c ? contiguous("c", c, q, {batch, heads, dqk, dhv}) : wide("c", c, q, {batch, heads, dqk, dhv});
   p.in.n_initial = wide("n", n, q, {batch, heads, dqk});
   p.in.m_initial = wide("m", m, q, {batch, heads, 1});
   p.c_last = c_next.data_ptr();

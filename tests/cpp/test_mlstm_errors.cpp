@@ -64,6 +64,7 @@ std::vector<Bad<P>> bad_inputs() {
   bad.push_back({"segments", [](P& p) { p.in.segments = -1; }});
   bad.push_back({"walk_chunk", [](P& p) { p.in.walk_chunk = 16; }});  // for GPUs alone, like the next
   bad.push_back({"step_columns", [](P& p) { p.in.step_columns = 8; }});
+  bad.push_back({"bfloat16_c", [](P& p) { p.in.bfloat16_c = 1; }});  // for one token alone, and not of float64
   for (double eps : {-1e-9, -HUGE_VAL, HUGE_VAL, std::nan("")}) bad.push_back({"eps", [=](P& p) { p.in.eps = eps; }});
   for (double cap : {-1.0, HUGE_VAL, std::nan("")})
     bad.push_back({"gate_soft_cap", [=](P& p) { p.in.gate_soft_cap = cap; }});

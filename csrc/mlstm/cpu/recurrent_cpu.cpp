@@ -5,7 +5,7 @@
 // row against 256 or more). n and m are written when all tasks are done, so the states may be updated in place.
 //
 // Floor: each element of C is read, decayed, updated, used and written once per token: 8 bytes moved for 6 flops in
-// float, so memory binds.
+// float, 4 in bfloat16, so memory binds.
 #include "mlstm/cpu/kernel_table.h"
 #include "mlstm/cpu/sequences.h"
 #include "mlstm/cpu/token.h"
@@ -16,16 +16,21 @@ namespace {
 template <class T>
 struct Memory {
   T *n, *m;  // after the last token, per head
-  T* rows;   // per worker: q, k, n, v, h
+  T* rows;   // per worker: q, k, n, v, h; with C in bfloat16 v and h in pairs, too, and the rows' random bits
 
   Memory(Arena& arena, const xlstm_mlstm& in, int64_t workers)
       : n(arena.take<T>(Heads{in}.count() * in.dqk)),
         m(arena.take<T>(Heads{in}.count())),
         rows(arena.take<T>(workers * per_worker(in))) {}
-  static int64_t per_worker(const xlstm_mlstm& in) { return (3 * (in.dqk + 16) + 2 * (in.dhv + 16) + 15) / 16 * 16; }
+  static int64_t per_worker(const xlstm_mlstm& in) {
+    const int64_t keys = in.dqk + 16, values = in.dhv + 16;
+    const int64_t rounded = in.bfloat16_c ? keys + 4 * padded_pairs(values) : 0;
+    return (3 * keys + 2 * values + rounded + 15) / 16 * 16;
+  }
 };
 
-template <class T>
+// C: the element of the state, T or uint16_t for bfloat16.
+template <class T, class C = T>
 void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor) {
   const xlstm_mlstm& in = p.in;
   Arena arena(workspace);
@@ -41,9 +46,9 @@ void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor
     const int64_t width = in.dhv - column < tiling.width ? in.dhv - column : tiling.width;
     T* q = memory.rows + worker * Memory<T>::per_worker(in);
     T *k = q + in.dqk + 16, *n = k + in.dqk + 16, *v = n + in.dqk + 16, *out = v + in.dhv + 16;
-    T* c = static_cast<T*>(p.c_last) + h.state * in.dqk * in.dhv + column;
-    const T* c_before =
-        in.c_initial ? static_cast<const T*>(in.c_initial) + h.state * in.dqk * in.dhv + column : nullptr;
+    C* c = static_cast<C*>(p.c_last) + h.state * in.dqk * in.dhv + column;
+    const C* c_before =
+        in.c_initial ? static_cast<const C*>(in.c_initial) + h.state * in.dqk * in.dhv + column : nullptr;
     double m = in.m_initial ? double(static_cast<const T*>(in.m_initial)[h.state]) : 0.0;
     for (int64_t d = 0; d < in.dqk; ++d)
       n[d] = in.n_initial ? static_cast<const T*>(in.n_initial)[h.state * in.dqk + d] : T(0);
@@ -61,8 +66,19 @@ void run(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor
       const TokenGates g = token_gates(in, h, t);
       const Decay<T> d = decay<T>(sigmoid_gate, g, m);
       m = d.m;
-      const T l = update_n(d, q, k, n, in.dqk);
-      update_c(d, c_before, c, in.dhv, q, k, v, out, in.dqk, width);
+      T l;
+      if constexpr (sizeof(C) == sizeof(T)) {
+        l = update_n(d, q, k, n, in.dqk);
+        update_c(d, c_before, c, in.dhv, q, k, v, out, in.dqk, width);
+      } else {
+        float *v_pairs = out + in.dhv + 16, *h_pairs = v_pairs + 2 * padded_pairs(in.dhv + 16);
+        auto* bits = reinterpret_cast<uint32_t*>(h_pairs + 2 * padded_pairs(in.dhv + 16));
+        fill_row_bits(d, h.head, n, bits, in.dqk);
+        l = update_n(d, q, k, n, in.dqk);
+        split_pairs(v, v_pairs, width);
+        update_rounded_c(d, c_before, c, in.dhv, q, k, bits, column, v_pairs, h_pairs, in.dqk, width);
+        join_pairs(h_pairs, out, width);
+      }
       c_before = c;
       const T inverse = T(1 / normaliser(normalize, l, m, in.eps));
       for (int64_t j = 0; j < width; ++j) out[j] *= inverse;
@@ -88,7 +104,12 @@ size_t recurrent_workspace(const xlstm_mlstm_forward& p, int64_t workers) {
   return counter.used();
 }
 void recurrent(const xlstm_mlstm_forward& p, void* workspace, const Executor& executor) {
-  p.in.q.dtype == XLSTM_FLOAT64 ? run<double>(p, workspace, executor) : run<float>(p, workspace, executor);
+  if (p.in.q.dtype == XLSTM_FLOAT64)
+    run<double>(p, workspace, executor);
+  else if (p.in.bfloat16_c)
+    run<float, uint16_t>(p, workspace, executor);
+  else
+    run<float>(p, workspace, executor);
 }
 
 }  // namespace xlstm::XLSTM_ISA::mlstm

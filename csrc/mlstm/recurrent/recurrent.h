@@ -12,10 +12,10 @@
 //
 // Who owns what: a block owns a tile of 8, 16 or 32 values (columns of C) of one head, and a thread 8 keys by 4 values
 // of it: 16 bytes of each of 8 rows, whose loads are all in flight before anything waits. They stay in its registers
-// for all tokens. n, q and k are distributed the same way, so a thread needs no LDS for them; the lanes along a row
-// hold the same 8. The rows' contributions to h and l are summed by shuffles within a wave and then through LDS, in two
-// alternating buffers: one barrier a token. The gates of 16 tokens are computed at a time; only the chain of m is
-// sequential.
+// for all tokens. Of a C in bfloat16, which the step alone takes, 16 bytes are 8 values, and a tile twice as wide. n, q
+// and k are distributed the same way, so a thread needs no LDS for them; the lanes along a row hold the same 8. The
+// rows' contributions to h and l are summed by shuffles within a wave and then through LDS, in two alternating buffers:
+// one barrier a token. The gates of 16 tokens are computed at a time; only the chain of m is sequential.
 //
 // Dims and strides that are not multiples of 16 bytes, and heads of more keys than a block's registers hold, take the
 // kernel for any shape (recurrent_any_shape.h): there C goes through memory once a token, each thread reading what it
@@ -26,14 +26,15 @@
 // kernel before this one to zero it. So it writes n and m to workspace, and a small second kernel copies them. Out of
 // place there is one kernel.
 //
-// Floor: C read and written once, 8 DHQK DHHV bytes a head; memory binds. With few heads latency binds: a block issues
-// all loads of C, gates, q, k, v, n at the start.
+// Floor: C read and written once, 8 DHQK DHHV bytes a head, 4 in bfloat16; memory binds. With few heads latency binds:
+// a block issues all loads of C, gates, q, k, v, n at the start.
 #pragma once
 
 #include <type_traits>
 
 #include "arch/nvidia/dependent_launch.h"
 #include "mlstm/gpu/sequences.h"
+#include "mlstm/recurrence.h"
 #include "mlstm/recurrent/recurrent_plan.h"
 
 namespace xlstm::gpu::mlstm {
@@ -41,15 +42,27 @@ namespace xlstm::gpu::mlstm {
 struct RecurrentParams {
   Sequences where;
   Tokens q, k, v, h;
-  Tokens gate[2];                                  // forget, input
-  const float *c_initial, *n_initial, *m_initial;  // (N, NH, DHQK, DHHV), (N, NH, DHQK), (N, NH), or null
-  float* n_buffers;  // (N NH, tiles, 2, DHQK): n after every other token, in the kernel for any shape
-  float* l;          // (B, NH, S), or null
+  Tokens gate[2];                      // forget, input
+  const void* c_initial;               // (N, NH, DHQK, DHHV), float or bfloat16, or null
+  const float *n_initial, *m_initial;  // (N, NH, DHQK), (N, NH), or null
+  float* n_buffers;                    // (N NH, tiles, 2, DHQK): n after every other token, in the kernel for any shape
+  float* l;                            // (B, NH, S), or null
   int tiles, interleaved_heads;
   bool sigmoid, normalize;
   double scale, eps, gate_soft_cap;
-  float *c_last, *n_last, *m_last;
+  void* c_last;
+  float *n_last, *m_last;
 };
+
+// C of a head whose element is C.
+template <class C>
+XLSTM_DEVICE const C* initial_c(const RecurrentParams& p, int64_t offset) {
+  return static_cast<const C*>(p.c_initial) + offset;
+}
+template <class C>
+XLSTM_DEVICE C* last_c(const RecurrentParams& p, int64_t offset) {
+  return static_cast<C*>(p.c_last) + offset;
+}
 
 // The tile and the head of this block. Returns false for a block without one.
 XLSTM_DEVICE bool find_tile(const RecurrentParams& p, int64_t& state, int& tile) {
@@ -57,6 +70,12 @@ XLSTM_DEVICE bool find_tile(const RecurrentParams& p, int64_t& state, int& tile)
   tile = turn % p.tiles;
   state = int64_t(turn / p.tiles * p.interleaved_heads + blockIdx.x % p.interleaved_heads);
   return state < p.where.sequences * p.where.heads;
+}
+
+// head_of for rows that are a sequence of one token each. A block's number is an int, so its head is too.
+XLSTM_DEVICE Head one_token_head(const RecurrentParams& p, int64_t state) {
+  const unsigned heads = unsigned(p.where.heads), row = unsigned(state);
+  return {int(state), int(row / heads), int(row % heads), int(state), 0, 1, 0};
 }
 
 // ---- the gates
@@ -196,21 +215,27 @@ XLSTM_DEVICE void add_compensated(const Decay& by, float x, float& sum, float& c
 }
 
 // A thread's part of a tile, and of the current token. Threads beyond the keys or the values hold zeros. kCompensated:
-// for many tokens in float32.
-template <class E, int kColumns, bool kCompensated = false>
+// for many tokens in float32. C: the element of the state, float, or bfloat16 for one token.
+template <class E, int kColumns, bool kCompensated = false, class C = float>
 struct HeadTile {
-  static constexpr int kRows = kRecurrentRows, kWidth = kRecurrentColumns, kLanes = kColumns / kWidth;
+  static constexpr bool kRounded = sizeof(C) == 2;
+  static constexpr int kRows = kRecurrentRows, kWidth = recurrent_columns(sizeof(C)), kLanes = kColumns / kWidth;
   static constexpr int kVec = kVec16Elements<E>;
+  static_assert(!(kRounded && kCompensated));
   using L = std::conditional_t<kCompensated, Precise<E>, float>;
-  struct alignas(kWidth * sizeof(E)) Values {
+  struct alignas(kWidth * sizeof(E) < 16 ? kWidth * sizeof(E) : 16) Values {
     uint32_t word[kWidth * sizeof(E) / 4];
   };
+  // A row's 16 bytes of C: as floats; bfloat16 stay packed, so that a thread's registers do for twice the columns.
+  using FloatRow = float[kWidth];
+  using StateRow = std::conditional_t<kRounded, Vec16, FloatRow>;
 
   int64_t dhv;
   int column, row;  // its first value and its first key
   bool has_keys, inside;
   const E *q_at = nullptr, *k_at = nullptr, *v_at = nullptr;
-  float c[kRows][kWidth] = {}, n[kRows] = {};
+  StateRow c[kRows] = {};
+  float n[kRows] = {};
   float c_compensation[kCompensated ? kRows : 1][kWidth] = {}, n_compensation[kCompensated ? kRows : 1] = {};
   Vec16 q[kRows / kVec] = {}, k[kRows / kVec] = {};
   Values v = {};
@@ -223,15 +248,20 @@ struct HeadTile {
   }
 
   // Loads the states of this head.
-  XLSTM_DEVICE void load(const float* c_from, const float* n_from) {
+  XLSTM_DEVICE void load(const C* c_from, const float* n_from) {
     if (inside) {
       Vec16 vec[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) vec[r] = *reinterpret_cast<const Vec16*>(c_from + (row + r) * dhv + column);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
+      for (int r = 0; r < kRows; ++r) {
+        if constexpr (kRounded) {
+          c[r] = vec[r];
+        } else {
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) c[r][j] = as_float(vec[r].word[j]);
+          for (int j = 0; j < kWidth; ++j) c[r][j] = as_float(vec[r].word[j]);
+        }
+      }
     }
     if (has_keys) {
       Vec16 vec[kRows / 4];
@@ -242,15 +272,21 @@ struct HeadTile {
     }
   }
   // Called before an earlier kernel has ended, which may still write C: L2 receives these writes.
-  XLSTM_DEVICE void prefetch_to_l2(const float* c_from) const {
+  XLSTM_DEVICE void prefetch_to_l2(const C* c_from) const {
     if (!inside) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) prefetch_l2_line(c_from + (row + r) * dhv + column);
   }
-  XLSTM_DEVICE void store_c(float* to) const {
+  XLSTM_DEVICE void store_c(C* to) const {
     if (!inside) return;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) store_vec16_floats(to + (row + r) * dhv + column, c[r]);
+    for (int r = 0; r < kRows; ++r) {
+      C* at = to + (row + r) * dhv + column;
+      if constexpr (kRounded)
+        *reinterpret_cast<Vec16*>(at) = c[r];
+      else
+        store_vec16_floats(at, c[r]);
+    }
   }
   XLSTM_DEVICE void store_n(float* to) const {
     if (!has_keys) return;
@@ -312,6 +348,35 @@ struct HeadTile {
     }
     l = L(sum) + (lost == lost ? lost : 0.0f);  // NaN for an infinite sum
   }
+
+  // The same of a C in bfloat16, whose rows are widened, updated and rounded one by one. h is of C' before its
+  // rounding. Instructions of an element beside its four of arithmetic: one to widen it, two for its share of the
+  // bits, and between three and four for the rounding.
+  XLSTM_DEVICE void update_rounded(const Decay& by, int head, float (&h)[kWidth], float& l) {
+    if (!has_keys) return;
+    const uint32_t token = token_bits(head, as_bits(by.forget), as_bits(by.input));
+    float values[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] = by.input * unpack<E>(v.word, j);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float key = unpack<E>(k[r / kVec].word, r % kVec);
+      const float query = unpack<E>(q[r / kVec].word, r % kVec);
+      const uint32_t bits = row_bits(token, row + r, as_bits(n[r]));
+      n[r] = by.forget * n[r] + by.input * key;
+      l += query * n[r];
+#pragma unroll
+      for (int j = 0; j < kWidth; j += 2) {
+        float x[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          x[half] = by.forget * unpack<C>(c[r].word, j + half) + key * values[j + half];
+          h[j + half] += query * x[half];
+        }
+        c[r].word[j / 2] = pack_stochastic(x[0], x[1], pair_bits(bits, uint32_t(column + j) / 2));
+      }
+    }
+  }
 };
 
 // Sums h and l of a token over the lanes of a wave that have the same values, and stores a partial sum for each wave in
@@ -325,7 +390,9 @@ XLSTM_DEVICE void store_partial_sums(TileSums& sums, int buffer, float (&h)[Tile
     l += shuffle_from(l, lane_id() ^ mask, kWave);
   }
   if (lane_id() >= Tile::kLanes) return;
-  store_vec16_floats(sums.h[buffer][wave_id()] + lane_id() * Tile::kWidth, h);
+#pragma unroll
+  for (int j = 0; j < Tile::kWidth; j += 4)
+    store_vec16_floats(sums.h[buffer][wave_id()] + lane_id() * Tile::kWidth + j, h + j);
   if (lane_id() == 0) sums.l[buffer][wave_id()] = l;
 }
 
@@ -344,7 +411,7 @@ __global__ __launch_bounds__(kMaxRecurrentThreads,
 
   Tile tile(p, tile_index);
   const int64_t n_offset = state * p.q.columns, c_offset = n_offset * p.v.columns;
-  if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
+  if (p.c_initial) tile.load(initial_c<float>(p, c_offset), p.n_initial + n_offset);
   const Head head = head_of(p.where, state);
   const Tokens gate = thread_gate(p);
   TokenOutput<E> output(p, head, tile_index, kColumns);
@@ -365,7 +432,7 @@ __global__ __launch_bounds__(kMaxRecurrentThreads,
     output.write(p, sums, buffer, blockDim.x / kWave, steps.m[within]);
   }
 
-  tile.store_c(p.c_last + c_offset);
+  tile.store_c(last_c<float>(p, c_offset));
   if (tile.column != 0) return;
   tile.store_n(p.n_last + n_offset);
   if (threadIdx.x == 0) p.m_last[state] = float(m);

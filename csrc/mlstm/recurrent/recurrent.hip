@@ -36,34 +36,43 @@ struct Memory {
   }
 };
 
-template <class E, int kColumns>
-void launch_columns(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
-  const bool one_token = p.where.length == 1 && !p.where.cu_seqlens;
-  const auto kernel = one_token ? recurrent_step<E, kColumns> : recurrent_tokens<E, kColumns>;
+template <class E, class C, int kTileBytes>
+void launch_tile(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
+  constexpr int kColumns = kTileBytes / sizeof(C);
+  auto kernel = recurrent_step<E, kColumns, C>;
+  if constexpr (sizeof(C) == 4)
+    if (p.where.length > 1 || p.where.cu_seqlens) kernel = recurrent_tokens<E, kColumns>;
   launch("recurrent mLSTM", kernel, {plan.blocks, int(plan.threads), 0, plan.early_launch}, stream, p);
 }
 
-template <class E>
-void launch_element(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
+template <class E, class C>
+void launch_state(const RecurrentParams& p, const RecurrentPlan& plan, Stream stream) {
+  const int tile_bytes = plan.columns * int(sizeof(C));
   if (!plan.in_registers)
-    launch("recurrent mLSTM", recurrent_tokens_any_shape<E>, {plan.blocks, int(plan.threads), 0}, stream, p);
-  else if (plan.columns == 32)
-    launch_columns<E, 32>(p, plan, stream);
-  else if (plan.columns == 16)
-    launch_columns<E, 16>(p, plan, stream);
+    launch("recurrent mLSTM", recurrent_tokens_any_shape<E, C>, {plan.blocks, int(plan.threads), 0}, stream, p);
+  else if (tile_bytes == 128)
+    launch_tile<E, C, 128>(p, plan, stream);
+  else if (tile_bytes == 64)
+    launch_tile<E, C, 64>(p, plan, stream);
   else
-    launch_columns<E, 8>(p, plan, stream);
+    launch_tile<E, C, 32>(p, plan, stream);
+}
+
+template <class E>
+void launch_element(const RecurrentParams& p, bool bfloat16_c, const RecurrentPlan& plan, Stream stream) {
+  bfloat16_c ? launch_state<E, BFloat16>(p, plan, stream) : launch_state<E, float>(p, plan, stream);
 }
 
 }  // namespace
 
 RecurrentPlan plan_recurrent_call(const xlstm_mlstm_forward& p, const Chip& chip) {
   const xlstm_mlstm& in = p.in;
-  const bool aligned16 = in.dqk % kRecurrentRows == 0 && in.dhv % kRecurrentColumns == 0 &&
+  const int state_bytes = in.bfloat16_c ? 2 : 4;
+  const bool aligned16 = in.dqk % kRecurrentRows == 0 && in.dhv % recurrent_columns(state_bytes) == 0 &&
                          tokens(in.q, in, in.dqk).is_aligned16 && tokens(in.k, in, in.dqk).is_aligned16 &&
                          tokens(in.v, in, in.dhv).is_aligned16 && is_aligned(in.c_initial) &&
                          is_aligned(in.n_initial) && is_aligned(p.c_last) && is_aligned(p.n_last);
-  return plan_recurrent(heads_of(in), in.dqk, in.dhv, aligned16, chip, in.step_columns);
+  return plan_recurrent(heads_of(in), in.dqk, in.dhv, aligned16, chip, in.step_columns, state_bytes);
 }
 
 size_t recurrent_workspace(const xlstm_mlstm_forward& p) { return Memory(p.in, nullptr).used; }
@@ -86,10 +95,10 @@ void recurrent(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void*
   p.gate[0] = tokens(in.f, in, 1);
   p.gate[1] = tokens(in.i, in, 1);
   p.h = tokens(call.h, in, in.dhv);
-  p.c_initial = static_cast<const float*>(in.c_initial);
+  p.c_initial = in.c_initial;
   p.n_initial = static_cast<const float*>(in.n_initial);
   p.m_initial = static_cast<const float*>(in.m_initial);
-  p.c_last = static_cast<float*>(call.c_last);
+  p.c_last = call.c_last;
   p.n_last = in_place ? memory.n_and_m : static_cast<float*>(call.n_last);
   p.m_last = in_place ? memory.n_and_m + n_size : static_cast<float*>(call.m_last);
   p.n_buffers = memory.n_buffers;
@@ -103,13 +112,13 @@ void recurrent(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void*
   p.gate_soft_cap = in.gate_soft_cap;
   switch (in.q.dtype) {
     case XLSTM_BFLOAT16:
-      launch_element<BFloat16>(p, plan, stream);
+      launch_element<BFloat16>(p, in.bfloat16_c, plan, stream);
       break;
     case XLSTM_FLOAT16:
-      launch_element<Float16>(p, plan, stream);
+      launch_element<Float16>(p, in.bfloat16_c, plan, stream);
       break;
     default:
-      launch_element<float>(p, plan, stream);
+      launch_element<float>(p, in.bfloat16_c, plan, stream);
   }
   if (!in_place) return;
   const CopyStateParams s{memory.n_and_m, static_cast<float*>(call.n_last), static_cast<float*>(call.m_last), n_size,

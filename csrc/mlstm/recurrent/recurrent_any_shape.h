@@ -14,21 +14,24 @@ namespace xlstm::gpu::mlstm {
 constexpr int kKeyGroups = kAnyThreads / kAnyTile, kKeysAhead = 4;
 
 // A thread's part of a tile: one value, which is a column of C, and every kKeyGroups-th key of it and of n.
-template <class E>
+// C: as in HeadTile.
+template <class E, class C>
 struct ColumnOfTile {
   int64_t dhv;
   int dqk, lane, group, value_index;
-  int64_t column;                    // columns beyond the last repeat the tile's first one and are not written
-  const float *c_before, *n_before;  // null: zeros
-  float *c_after, *n_last, *n_buffers;
+  int64_t column;     // columns beyond the last repeat the tile's first one and are not written
+  const C* c_before;  // null: zeros, as n_before
+  const float* n_before;
+  C* c_after;
+  float *n_last, *n_buffers;
   const E *q_row, *k_row, *v_at;
 
   XLSTM_DEVICE ColumnOfTile(const RecurrentParams& p, int64_t state, int tile)
       : dhv(p.v.columns), dqk(p.q.columns), lane(threadIdx.x % kAnyTile), group(threadIdx.x / kAnyTile) {
     value_index = tile * kAnyTile + lane;
     column = inside() ? value_index : tile * kAnyTile;
-    c_before = p.c_initial ? p.c_initial + state * dqk * dhv + column : nullptr;
-    c_after = p.c_last + state * dqk * dhv + column;
+    c_before = p.c_initial ? initial_c<C>(p, state * dqk * dhv + column) : nullptr;
+    c_after = last_c<C>(p, state * dqk * dhv + column);
     n_before = p.n_initial ? p.n_initial + state * dqk : nullptr;
     n_last = p.n_last + state * dqk;
     n_buffers = p.n_buffers + (state * p.tiles + tile) * 2 * dqk;
@@ -38,7 +41,7 @@ struct ColumnOfTile {
 
   // Without tokens the last state is the initial one.
   XLSTM_DEVICE void copy_initial_state() const {
-    for (int d = group; inside() && d < dqk; d += kKeyGroups) c_after[d * dhv] = c_before ? c_before[d * dhv] : 0.0f;
+    for (int d = group; inside() && d < dqk; d += kKeyGroups) c_after[d * dhv] = c_before ? c_before[d * dhv] : C{};
     for (int d = group; value_index == 0 && d < dqk; d += kKeyGroups) n_last[d] = n_before ? n_before[d] : 0.0f;
   }
 
@@ -53,8 +56,15 @@ struct ColumnOfTile {
     v_at += p.v.stride[2];
   }
 
+  // An element of a C' in bfloat16. token: token_bits. n: of key d before the token.
+  XLSTM_DEVICE BFloat16 rounded(float x, uint32_t token, int d, float n) const {
+    const uint32_t bits = pair_bits(row_bits(token, d, as_bits(n)), uint32_t(value_index) / 2);
+    return round_stochastic(x, value_index % 2 ? bits >> 16 : bits & 0xffffu);
+  }
+
   // The current token: C' and n', and their contributions to h and l.
-  XLSTM_DEVICE void update(Precise<E> forget, Precise<E> input, int buffer, bool is_last, float& h, Precise<E>& l) {
+  XLSTM_DEVICE void update(Precise<E> forget, Precise<E> input, [[maybe_unused]] int head, int buffer, bool is_last,
+                           float& h, Precise<E>& l) {
     const Precise<E> value = input * to_float(*v_at);
     float* n_after = is_last ? n_last : n_buffers + buffer * dqk;
     const bool writes_n = lane == 0 && (!is_last || value_index == 0);
@@ -64,7 +74,7 @@ struct ColumnOfTile {
 #pragma unroll
         for (int a = 0; a < kKeysAhead; ++a) {
           const int d = d0 + a * kKeyGroups;
-          c[a] = c_before[(d < dqk ? d : d0) * dhv];
+          c[a] = to_float(c_before[(d < dqk ? d : d0) * dhv]);
         }
       }
 #pragma unroll
@@ -72,10 +82,15 @@ struct ColumnOfTile {
         const int d = d0 + a * kKeyGroups;
         if (d < dqk) {
           const float key = to_float(k_row[d]), query = to_float(q_row[d]);
-          const float n = float(forget * (n_before ? n_before[d] : 0.0f) + input * key);
+          const float before = n_before ? n_before[d] : 0.0f, n = float(forget * before + input * key);
           const float x = float(forget * c[a] + key * value);
           if (writes_n) n_after[d] = n;
-          if (inside()) c_after[d * dhv] = x;
+          if constexpr (sizeof(C) == 2) {
+            const uint32_t token = token_bits(head, as_bits(float(forget)), as_bits(float(input)));
+            if (inside()) c_after[d * dhv] = rounded(x, token, d, before);
+          } else {
+            if (inside()) c_after[d * dhv] = x;
+          }
           l += Precise<E>(query) * n;
           h += query * x;
         }
@@ -86,17 +101,18 @@ struct ColumnOfTile {
   }
 };
 
-template <class E>
+template <class E, class C>
 __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any_shape(const RecurrentParams p) {
   __shared__ PartialSums<Precise<E>, kAnyTile, kKeyGroups> sums;
   __shared__ Steps steps;
   int64_t state;
   int tile;
   if (!find_tile(p, state, tile)) return;
-  const Head head = head_of(p.where, state);
-  ColumnOfTile<E> part(p, state, tile);
+  constexpr bool kOneToken = sizeof(C) == 2;  // all that a C in bfloat16 comes with
+  const Head head = kOneToken ? one_token_head(p, state) : head_of(p.where, state);
+  ColumnOfTile<E, C> part(p, state, tile);
   double m = p.m_initial && threadIdx.x < 2 * kGateTokens ? double(p.m_initial[state]) : 0.0;
-  if (head.begin >= head.end) {
+  if (!kOneToken && head.begin >= head.end) {
     part.copy_initial_state();
     if (part.value_index == 0 && part.group == 0) p.m_last[state] = float(m);
     return;
@@ -113,12 +129,13 @@ __global__ __launch_bounds__(kAnyThreads) void recurrent_tokens_any_shape(const 
     const Precise<E> forget = Precise<E>(steps.factor[0][within]) + steps.forget_rest[within];
     float h = 0;
     Precise<E> l = 0;
-    part.update(forget, steps.factor[1][within], buffer, t + 1 == head.end, h, l);
+    part.update(forget, steps.factor[1][within], head.head, buffer, kOneToken || t + 1 == head.end, h, l);
     part.next_token(p);
     sums.h[buffer][part.group][part.lane] = h;
     if (part.lane == 0) sums.l[buffer][part.group] = l;
     __syncthreads();
     output.write(p, sums, buffer, kKeyGroups, steps.m[within]);
+    if constexpr (kOneToken) break;
   }
   if (part.value_index == 0 && part.group == 0) p.m_last[state] = float(m);
 }

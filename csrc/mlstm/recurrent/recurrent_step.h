@@ -12,12 +12,6 @@
 
 namespace xlstm::gpu::mlstm {
 
-// head_of for rows that are a sequence of one token each. A block's number is an int, so its head is too.
-XLSTM_DEVICE Head one_token_head(const RecurrentParams& p, int64_t state) {
-  const unsigned heads = unsigned(p.where.heads), row = unsigned(state);
-  return {int(state), int(row / heads), int(row % heads), int(state), 0, 1, 0};
-}
-
 // The token's effect on the state, computed by the first threads: one has the forget gate and one the input gate.
 struct OneStep {  // in LDS
   double m;
@@ -52,10 +46,10 @@ struct OneGate {
 
 // Three blocks fit an SM and put 96 KB of C in flight. (HIP reads that bound as waves of a SIMD, which has registers
 // for more.)
-template <class E, int kColumns>
+template <class E, int kColumns, class C>
 __global__ __launch_bounds__(kMaxRecurrentThreads,
                              sizeof(E) == 2 ? 3 : 2) void recurrent_step(const RecurrentParams p) {
-  using Tile = HeadTile<E, kColumns>;
+  using Tile = HeadTile<E, kColumns, false, C>;
   __shared__ PartialSums<float, kColumns, kMaxRecurrentThreads / kWave> sums;
   __shared__ OneStep step;
   pdl_trigger();
@@ -64,18 +58,22 @@ __global__ __launch_bounds__(kMaxRecurrentThreads,
   if (!find_tile(p, state, tile_index)) return;
   Tile tile(p, tile_index);
   const int64_t n_offset = state * p.q.columns, c_offset = n_offset * p.v.columns;
-  if (p.c_initial) tile.prefetch_to_l2(p.c_initial + c_offset);
+  if (p.c_initial) tile.prefetch_to_l2(initial_c<C>(p, c_offset));
   pdl_wait();
 
   const Head head = one_token_head(p, state);
   const OneGate gate(p, head, p.m_initial);
-  if (p.c_initial) tile.load(p.c_initial + c_offset, p.n_initial + n_offset);
+  if (p.c_initial) tile.load(initial_c<C>(p, c_offset), p.n_initial + n_offset);
   tile.fetch(p, head);
   gate.compute(p, step);
   __syncthreads();
   float h[Tile::kWidth] = {}, l = 0;
-  tile.update({step.factor[0], 0, step.factor[1]}, h, l);
-  tile.store_c(p.c_last + c_offset);
+  const Decay decay{step.factor[0], 0, step.factor[1]};
+  if constexpr (Tile::kRounded)
+    tile.update_rounded(decay, head.head, h, l);
+  else
+    tile.update(decay, h, l);
+  tile.store_c(last_c<C>(p, c_offset));
   store_partial_sums<Tile>(sums, 0, h, l);
   __syncthreads();
   TokenOutput<E>(p, head, tile_index, kColumns).write(p, sums, 0, blockDim.x / kWave, step.m);
