@@ -103,6 +103,24 @@ def test_the_decode_engine_makes_single_tokens(
             assert torch.equal(greedy(model, x), text)
 
 
+def test_states_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache holds c in bfloat16, and the engine's step calls the layers, which write it in place."""
+    model, x = hf.accelerate(hf_model(inference_state_dtype="bfloat16")), tokens(2, 6)
+    calls, original = [], decode_engine.DecodeEngine.step
+    monkeypatch.setattr(decode_engine.DecodeEngine, "step", lambda *arguments: calls.append(1) or original(*arguments))
+    with torch.no_grad():
+        true = hf.accelerate(hf_model(torch.float64))(x).logits
+        cache = cache_of(model(x[:, :3], use_cache=True))
+        places = [part.data_ptr() for state in cache.rnn_state.values() for part in state]
+        for t in (3, 4, 5):
+            out = model(x[:, t : t + 1], cache_params=cache, use_cache=True)
+            assert relative(out.logits[:, 0], true[:, t]) < 2**-6
+    assert len(calls) == 3
+    assert places == [part.data_ptr() for state in cache.rnn_state.values() for part in state]
+    assert [part.dtype for part in cache.rnn_state[0]] == [torch.bfloat16, torch.float32, torch.float32]
+    assert "states of bfloat16" in str(hf.status(model).no_engine)
+
+
 def test_logits_within_float32() -> None:
     model, x = hf_model(), tokens(2, LENGTH)
     with torch.no_grad():

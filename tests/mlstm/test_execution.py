@@ -81,6 +81,10 @@ def test_a_step_caps_its_gates() -> None:
     gpu_checks.a_step_caps_its_gates("cpu")
 
 
+def test_a_step_with_c_in_bfloat16() -> None:
+    gpu_checks.a_step_with_c_in_bfloat16("cpu")
+
+
 def test_memory() -> None:
     """Forward and backward: inputs, outputs, gradients, one state per segment and per worker, and little else."""
     code = """

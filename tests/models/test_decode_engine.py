@@ -132,6 +132,38 @@ def test_many_rows_go_through_the_layers(dtype: torch.dtype, monkeypatch: pytest
     assert not torch.equal(model.step(x[:2, 0], {n: tuple(s[:2].clone() for s in y) for n, y in begun.items()}), actual)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("step_kernel", ["fused", "native"])
+def test_states_of_bfloat16_go_through_the_layers(dtype: torch.dtype, step_kernel: str) -> None:
+    """In the engine's step, and in their memory: a graph holds them. Their steps round as the layers' alone do."""
+    model = small_model(dtype=dtype, inference_state_dtype="bfloat16", step_kernel=step_kernel)
+    begun, x = state_after(model, tokens(3, 5)), tokens(3, 4, seed=2)
+    assert {tuple(s.dtype for s in layer) for layer in begun.values()} == {
+        (torch.bfloat16, torch.float32, torch.float32)
+    }
+    state, want_state = copied(begun), copied(begun)
+    addresses = [s.data_ptr() for layer in state.values() for s in layer]
+    for t, mask in enumerate((None, torch.tensor([True, False, True]), None, torch.zeros(3, dtype=torch.bool))):
+        before = copied(state)
+        with counted() as calls:
+            actual = model.step(x[:, t], state, mask)
+        assert calls == ([3] if step_kernel == "fused" else [])
+        with layer_by_layer():
+            assert torch.equal(actual.float(), model.step(x[:, t], want_state, mask).float())
+        for n, layer in state.items():
+            assert all(map(torch.equal, layer, want_state[n]))
+            for row in range(3):
+                stays = mask is not None and not mask[row]
+                assert torch.equal(layer[0][row], before[n][0][row]) == stays
+    assert addresses == [s.data_ptr() for layer in state.values() for s in layer]
+    wide = {n: (c.float(), *n_and_m) for n, (c, *n_and_m) in copied(begun).items()}
+    with counted() as calls:  # states of another dtype than the configuration's become its own
+        model.step(x[:, 0], wide)
+        assert not calls
+        model.step(x[:, 1], wide)
+    assert wide[0][0].dtype == torch.bfloat16 and calls == ([3] if step_kernel == "fused" else [])
+
+
 def test_which_rows_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(**options: Any) -> int:
         model = small_model(**options)
@@ -199,6 +231,19 @@ def test_a_graph_of_a_step(captures: list[Callable]) -> None:
         assert not torch.equal(results[0], results[1])  # results are not the graph's memory
         assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
     assert len(captures) == 4
+
+
+def test_a_graph_of_a_step_with_states_of_bfloat16(captures: list[Callable]) -> None:
+    model = small_model(inference_state_dtype="bfloat16")
+    begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
+    for keep in (None, torch.tensor([True, False])):
+        want_state, state, graph = copied(begun), copied(begun), decode_engine.StepGraph(())
+        for t in range(5):
+            want = model.step(x[:, t], want_state, keep)
+            with layer_by_layer():
+                assert torch.equal(graph.step(functools.partial(layers, model, state), (2, 97), x[:, t], keep), want)
+        assert all(torch.equal(a, b) for n in state for a, b in zip(state[n], want_state[n], strict=True))
+    assert len(captures) == 2
 
 
 @pytest.mark.parametrize(
@@ -377,7 +422,7 @@ def other_class(model: xLSTMLarge) -> None:
         other_tensor,
         lambda model: model.double(),
         lambda model: setattr(model.config, "step_kernel", "native"),
-        lambda model: setattr(model.config, "inference_state_dtype", "bfloat16"),
+        lambda model: setattr(model.config, "inference_state_dtype", "float16"),
         lambda model: setattr(model.config, "chunkwise_kernel", "chunkwise--fused_siging"),
     ],
 )

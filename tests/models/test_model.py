@@ -133,12 +133,23 @@ def test_gradients_flow_through_states() -> None:
     assert all(relative(a, b) < 1e-9 for a, b in zip(*grads, strict=True))
 
 
-def test_state_dtype() -> None:
-    model, x = small_model(**INFERENCE, inference_state_dtype="bfloat16"), tokens(1, 8)
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("float32", (torch.float32, torch.float32, torch.float32)),
+        ("bfloat16", (torch.bfloat16, torch.float32, torch.float32)),
+        ("float16", (torch.float16, torch.float16, torch.float32)),
+    ],
+)
+def test_state_dtype(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    model, x = small_model(**INFERENCE, inference_state_dtype=name), tokens(1, 8)
     with torch.no_grad():
         _, state = model(x)
+        assert tuple(s.dtype for s in state[0]) == dtypes
         _, state = model(x[:, :1], state)
-    assert [s.dtype for s in state[0]] == [torch.bfloat16, torch.bfloat16, torch.float32]
+        assert tuple(s.dtype for s in state[0]) == dtypes
+        _, state = model(x[:, :2], state)
+    assert tuple(s.dtype for s in state[0]) == dtypes
 
 
 @pytest.mark.parametrize("lengths", [(7, 20, 1), (20, 20, 19)])

@@ -31,6 +31,11 @@ def model() -> xLSTMLarge:
     return small_model(dtype=torch.bfloat16)
 
 
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model_of_states(request: pytest.FixtureRequest) -> xLSTMLarge:
+    return small_model(dtype=torch.bfloat16, inference_state_dtype=request.param)
+
+
 def begun(model: xLSTMLarge, length: int = 9) -> Stream:
     """It has read two rows, the first with padding, and then its own text."""
     stream = Stream(model, 2, remember_tokens=True)
@@ -43,12 +48,12 @@ def begun(model: xLSTMLarge, length: int = 9) -> Stream:
     return stream
 
 
-def test_a_stream_continues_with_the_same_bits(model: xLSTMLarge, tmp_path: Path) -> None:
-    stream = begun(model)
+def test_a_stream_continues_with_the_same_bits(model_of_states: xLSTMLarge, tmp_path: Path) -> None:
+    stream = begun(model_of_states)
     stream.save(tmp_path / "state", notes={"who": ["any", 1]})
-    loaded = Stream.load(tmp_path / "state", model)
+    loaded = Stream.load(tmp_path / "state", model_of_states)
     assert loaded.tokens_read == stream.tokens_read == 14
-    assert load_state(tmp_path / "state", model).notes == {"who": ["any", 1]}
+    assert load_state(tmp_path / "state", model_of_states).notes == {"who": ["any", 1]}
     for _ in range(2):  # steps of the engine, and a prompt through the layers
         pairs = zip(stream.tokens(20, SAMPLING, 7), loaded.tokens(20, SAMPLING, 7), strict=True)
         assert all(torch.equal(a, b) and torch.equal(stream.logits, loaded.logits) for a, b in pairs)
@@ -57,13 +62,13 @@ def test_a_stream_continues_with_the_same_bits(model: xLSTMLarge, tmp_path: Path
     assert all(torch.equal(a, b) for n in stream.state for a, b in zip(stream.state[n], loaded.state[n], strict=True))
 
 
-def test_the_state_of_generate(model: xLSTMLarge, tmp_path: Path) -> None:
-    full = generate(model, [[5, 6, 7]], 20, eos=())
-    first = generate(model, [[5, 6, 7]], 12, eos=())
-    save_state(tmp_path / "state", model, first.state)
-    saved = load_state(str(tmp_path / "state"), model)
+def test_the_state_of_generate(model_of_states: xLSTMLarge, tmp_path: Path) -> None:
+    full = generate(model_of_states, [[5, 6, 7]], 20, eos=())
+    first = generate(model_of_states, [[5, 6, 7]], 12, eos=())
+    save_state(tmp_path / "state", model_of_states, first.state)
+    saved = load_state(str(tmp_path / "state"), model_of_states)
     assert saved.logits is None and saved.seen is None and saved.batch_size == 1
-    continued = generate(model, first.tokens[:, -1:], 8, eos=(), state=saved.state)
+    continued = generate(model_of_states, first.tokens[:, -1:], 8, eos=(), state=saved.state)
     assert torch.equal(torch.cat((first.tokens, continued.tokens), 1), full.tokens)
 
 

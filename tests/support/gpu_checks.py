@@ -170,6 +170,44 @@ def a_step_from_one_projection(device: str) -> None:
             same_bits(f"{kernel} {dtype}, in place", named((in_place, *copies.values())), named((h, *last)))
 
 
+# A tile of each width for the 132 units of an H200 and the 304 of an MI300X, fewer threads than columns among them; a
+# last tile that is not full; odd rows, whose kernel is the one for any shape.
+SHAPES_OF_ROUNDED_C = ((304, 1, 8, 64), (100, 1, 8, 64), (152, 1, 8, 64), (2, 10, 8, 64), (3, 5, 24, 56), (2, 3, 7, 27))
+
+
+@check
+def a_step_with_c_in_bfloat16(device: str) -> None:
+    """The random bits of its rounding are plain torch's, so C is, but for sums between which the bits lie."""
+    for kernel, dtype, dims in itertools.product(
+        STEP_KERNELS, (torch.float32, torch.bfloat16, torch.float16), SHAPES_OF_ROUNDED_C
+    ):
+        label, info = f"{kernel} {dtype} {dims}", kernel_info(kernel, "step")
+        rng, (batch, heads, dqk, dhv) = torch.Generator().manual_seed(1), dims
+        sizes = {"q": (dqk,), "k": (dqk,), "v": (dhv,), "i": (1,), "f": (1,), "c": (dqk, dhv), "n": (dqk,), "m": (1,)}
+        x = {name: torch.randn(batch, heads, *size, generator=rng) for name, size in sizes.items()}
+        x |= {name: x[name].to(dtype) for name in NAMES} | {"c": x["c"].bfloat16()}
+        true_h, (true_c, _, _) = mlstm_step_interface(
+            **{name: y.double() for name, y in x.items()}, kernel=PLAIN_STEP[info.gate]
+        )
+        plain_h, plain = mlstm_step_interface(**x, kernel=PLAIN_STEP[info.gate])
+        on_device = {name: y.to(device) for name, y in x.items()}
+        copies = {name: on_device[name].clone() for name in STATES}
+        with poisoned():
+            h, last = mlstm_step_interface(**on_device, kernel=kernel)
+            in_place, _ = mlstm_step_interface(**(on_device | copies), kernel=kernel, in_place=True)
+        same_bits(f"{label}, in place", named((in_place, *copies.values())), named((h, *last)))
+        assert relative_error(h.cpu(), true_h) <= max(
+            2 * relative_error(plain_h, true_h), accuracy.FLOOR * torch.finfo(dtype).eps
+        ), f"{label}: h"
+        for name, a, b in zip("nm", last[1:], plain[1:], strict=True):
+            assert a.dtype == torch.float32 and relative_error(a.cpu(), b.double()) <= 1e-6, f"{label}: {name}"
+        c = last[0].cpu()
+        assert c.dtype == plain[0].dtype == torch.bfloat16
+        assert int((c != plain[0]).sum()) <= 1 + c.numel() // 1000, f"{label}: other random bits"
+        off = (c.double() - true_c).abs()
+        assert bool((off <= true_c.abs() * 2**-7 + 1e-6).all()), f"{label}: none of the two neighbours"
+
+
 @check
 def a_step_caps_its_gates(device: str) -> None:
     """gate_soft_cap against float64, beside the plain kernel on the same inputs; its gradient by autograd."""

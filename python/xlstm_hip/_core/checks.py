@@ -55,6 +55,12 @@ def states_in(dtype_state: torch.dtype | None, states: tuple[Tensor, Tensor, Ten
     return c.to(dtype_state), n.to(dtype_state), m.to(accumulate_dtype(m.dtype))
 
 
+def keeps_bfloat16_c(c: Tensor, q: Tensor, dtype_state: torch.dtype | None, in_place: bool, gradient: bool) -> bool:
+    """Whether a step returns its bfloat16 c in bfloat16, rounded stochastically, and n and m wide."""
+    asked = dtype_state is None or (in_place and dtype_state == torch.bfloat16)
+    return c.dtype == torch.bfloat16 and q.dtype != torch.float64 and asked and not gradient
+
+
 def written_in_place(dtype_state: torch.dtype | None, c: Tensor) -> None:
     if dtype_state is not None and dtype_state != c.dtype:
         raise ValueError(f"dtype_state: expected {c.dtype}, which in_place writes over c, n and m, got {dtype_state}")

@@ -223,10 +223,11 @@ def _output(hidden: Tensor, cache: xLSTMCache | None) -> xLSTMOutput:
 def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: xLSTMCache) -> Tensor | None:
     """The head's input (B, 1, D) from the decode engine, or None if the engine does not support this call."""
     states = [x for layer in range(len(backbone.blocks)) for x in cache.rnn_state[layer]]
-    if not may_step(input_ids, states):
+    state_dtype = backbone.config.inference_state_dtype
+    if not may_step(input_ids, states, state_dtype):
         return None
     kernels = _kernels(backbone, input_ids)
-    if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], "float32"):
+    if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], state_dtype):
         return None
     engine = usable_engine(backbone, functools.partial(_new_engine, backbone))
     if engine is None:
@@ -298,6 +299,7 @@ def _call(backbone: Any, x: Tensor, keep_state: bool, cu_seqlens: Tensor | None)
         chunk_size=config.chunk_size,
         eps=config.eps,
         autocast_kernel_dtype=config.autocast_kernel_dtype,
+        inference_state_dtype=config.inference_state_dtype,
     )
     return MLSTMCall.of(backend, cu_seqlens=cu_seqlens)
 
@@ -397,6 +399,6 @@ def status(model: nn.Module) -> Status:
         raise ValueError("model: expected one that accelerate() was called on")
     embedding = backbone.embeddings.weight
     return status_of(
-        backbone, embedding, backbone.blocks, "blocks", _kernels(backbone, embedding.new_empty(1, 1)), "float32",
-        engine_of(backbone, functools.partial(_new_engine, backbone)),
+        backbone, embedding, backbone.blocks, "blocks", _kernels(backbone, embedding.new_empty(1, 1)),
+        backbone.config.inference_state_dtype, engine_of(backbone, functools.partial(_new_engine, backbone)),
     )  # fmt: skip

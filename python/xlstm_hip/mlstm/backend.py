@@ -46,7 +46,7 @@ class mLSTMBackendConfig:
     """What inputs are cast to inside an autocast region."""
     eps: float = 1e-6
     inference_state_dtype: str = "float32"
-    """Dtype of the c and n that inference returns; m is never below float32."""
+    """Dtype of the c and n that inference returns, rounded to nearest; m is never below float32."""
     normalize_siging: bool = True
     """Whether a sigmoid kernel divides by its normaliser."""
 

@@ -184,6 +184,9 @@ def mlstm_step_interface(
 ) -> tuple[Tensor, States]:
     """One token: h (B, NH, DHHV) and the next (c, n, m). With in_place c, n and m are overwritten and returned.
 
+    States are float32 (float64 for float64). A c of bfloat16 stays so without gradient: the kernel computes in float32
+    and rounds the new c stochastically, so that small updates are kept in the mean (docs/generation.md).
+
     gate_soft_cap takes i and f as cap * tanh(x / cap), as xLSTM-7B does before this, in the kernel and not rounded.
     kernel, gate and normalize as in mlstm_interface; kernel names are those of get_available_mlstm_step_kernels().
     """

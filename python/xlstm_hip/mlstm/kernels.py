@@ -270,22 +270,26 @@ def _step(
         checks.fused_dtype(q)
     wide = checks.accumulate_dtype(q.dtype)
     options = (sigmoid_gate, bool(kwargs.get("normalize", True)), float(eps))
+    in_place, dtype_state = kwargs.get("in_place", False), kwargs.get("dtype_state")
+    gradient = checks.gradient_needed(q, k, v, i, f, c, n, m)
+    c_dtype = torch.bfloat16 if checks.keeps_bfloat16_c(c, q, dtype_state, in_place, gradient) else wide
     plan = kwargs.get("plan")
     if plan is not None:
         plan = plans.check_fused_plan("plan", "mlstm_step", plan)
+    elif c_dtype != wide:  # the table is of wide states
+        plan = plans.AS_PLANNED
     else:
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "dqk": q.shape[2], "dhv": v.shape[2]}
         plan = plans.fused_plan_for("mlstm_step", q.device, q.dtype, **sizes)
     columns = plan.get("step_columns", 0)
-    in_place, dtype_state = kwargs.get("in_place", False), kwargs.get("dtype_state")
     if in_place:
         checks.written_in_place(dtype_state, c)
-        for name, x in (("c", c), ("n", n), ("m", m)):
-            if x.dtype != wide or not x.is_contiguous():
+        for name, x, dtype in (("c", c, c_dtype), ("n", n, wide), ("m", m, wide)):
+            if x.dtype != dtype or not x.is_contiguous():
                 raise ValueError(
-                    f"in_place: expected {name} to be contiguous and {wide}, got {x.dtype} with strides {x.stride()}"
+                    f"in_place: expected {name} to be contiguous and {dtype}, got {x.dtype} with strides {x.stride()}"
                 )
-        if checks.gradient_needed(q, k, v, i, f, c, n, m):
+        if gradient:
             raise ValueError(
                 "in_place: expected no gradient to be needed; states of a training step must not be overwritten"
             )
@@ -300,8 +304,8 @@ def _step(
     if in_place:
         h = OPS.mlstm_step_(q, k, v, i, f, c, n, m, *options, columns, cap or 0.0)
         return h, (c, n, m)
-    c, n, m = (x.to(wide).contiguous() for x in (c, n, m))
-    if checks.gradient_needed(q, k, v, i, f, c, n, m):  # through the cap by its own op
+    c, n, m = (x.to(dtype).contiguous() for x, dtype in ((c, c_dtype), (n, wide), (m, wide)))
+    if gradient:  # through the cap by its own op
         i, f = (x if cap is None else soft_cap(x.to(wide), cap) for x in (i, f))
         h, c_next, n_next, m_next = StepFunction.apply(q, k, v, i, f, c, n, m, options, columns)
     else:
@@ -324,6 +328,8 @@ def mlstm_step_fused(
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """One token. The new c and n are in dtype_state, float32 by default. Takes in_place (c, n and m are overwritten
     and returned), gate_soft_cap (of i and f) and plan.
+
+    Without dtype_state or gradient, a bfloat16 c comes back in bfloat16, rounded stochastically: exact in the mean.
     """
     return _step("fused", False, q, k, v, i, f, c, n, m, eps, {"dtype_state": dtype_state, **kwargs})
 

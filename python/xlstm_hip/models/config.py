@@ -52,7 +52,8 @@ class xLSTMLargeConfig:
     autocast_kernel_dtype: str = "bfloat16"
     eps: float = 1e-6
     inference_state_dtype: str = "float32"
-    """Dtype of the states c and n between calls in inference. m is never below float32."""
+    """Dtype of the states between calls in inference. "bfloat16" is c's alone, which the step rounds stochastically;
+    "float16" is c's and n's. m is never below float32."""
 
     ffn_proj_factor: float = 2.6667
     ffn_round_up_to_multiple_of: int = 64

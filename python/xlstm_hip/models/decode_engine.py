@@ -9,7 +9,7 @@ the sum of the matrices (models/adapters.py). A model with parts that it does no
 other kernels) runs layer by layer, and one log line says why.
 
 Many rows are matrix products, at which torch's are faster than the op: the engine then calls the model's layers, on a
-GPU as part of the same graph.
+GPU as part of the same graph. So it does for states with c in bfloat16, which the op does not take.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
 FUSED_PROJECTIONS = ("qkv_opreact", None, None, None, "ifgate_preact", None)
 OF_GATES = (*PROJECTIONS[4:], FUSED_PROJECTIONS[4])  # a thousandth of the weights
+ENGINE_STATES = ("float32", "bfloat16")  # of inference_state_dtype
 Part = tuple[nn.Module, str]
 # The largest batch of the op. For NVIDIA's products of 16-bit weights it is measured (docs/lab/decode-h200.md). The op
 # reads weights of 8 and 4 bits as they lie; the layers widen them first.
@@ -330,7 +331,7 @@ class DecodeEngine:
     def step(
         self,
         tokens: Tensor,  # (B)
-        states: Sequence[Tensor],  # c, n, m of each block, float32; overwritten
+        states: Sequence[Tensor],  # c, n, m of each block, float32, or c in bfloat16; overwritten
         keep: Tensor | None,  # (B) bool: False for rows whose states stay as they are
         numbers: Numbers,
         layers: Call,  # the same step by the model's layers, which overwrite the states, too
@@ -338,7 +339,7 @@ class DecodeEngine:
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
         features = self._table.weight.shape[1] if self._head is None else self._head.out_features
         shape = (tokens.shape[0], features)
-        by_layers = self.runs_layers(states[0].shape)
+        by_layers = states[0].dtype == torch.bfloat16 or self.runs_layers(states[0].shape)
         call = layers if by_layers else functools.partial(self._call, states=states, numbers=numbers)
         if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
             tensors = [*self._parts.tensors, *states]
@@ -392,21 +393,26 @@ def usable_engine(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeE
     return None
 
 
-def may_step(tokens: Tensor, states: Sequence[Tensor]) -> bool:
-    """Whether the engine supports a call: int64 tokens, no gradient, autocast or tracing, float32 states."""
+def may_step(tokens: Tensor, states: Sequence[Tensor], state_dtype: str) -> bool:
+    """Whether the engine supports a call: int64 tokens, no gradient, autocast or tracing, and states that a step
+    overwrites: float32, or with state_dtype "bfloat16" c in bfloat16.
+    """
     device = tokens.device.type
+    c_dtype = torch.bfloat16 if state_dtype == "bfloat16" else torch.float32
     return (
         not torch.is_grad_enabled()
         and tokens.dtype == torch.int64
         and not torch.compiler.is_compiling()
         and not plain_torch_forced()
         and not torch.is_autocast_enabled(device)
-        and all(x.dtype == torch.float32 and x.is_contiguous() and x.device == tokens.device for x in states)
+        and all(x.dtype == c_dtype for x in states[::3])
+        and all(x.dtype == torch.float32 for x in (*states[1::3], *states[2::3]))
+        and all(x.is_contiguous() and x.device == tokens.device for x in states)
     )
 
 
 def engine_runs_kernels(chunkwise_kernel: str, step_kernel: str, state_dtype: str) -> bool:
-    """Whether a model's configuration asks for the kernels that the engine contains."""
-    if state_dtype != "float32" or step_kernel != "fused":
+    """Whether a model's configuration asks for the kernels that the engine contains, or may call in a graph."""
+    if state_dtype not in ENGINE_STATES or step_kernel != "fused":
         return False
     return kernel_info(chunkwise_kernel, LAYER_KINDS).gate == "exp"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ class MLSTMCall:
     chunk_size: int
     eps: float
     autocast_kernel_dtype: torch.dtype
-    state_dtype: torch.dtype  # of c and n between calls without gradient; float32: float64 for a float64 model
+    # Between calls without gradient. float32: of c and n; float64 for a float64 model. bfloat16: of c, which the step
+    # kernel rounds stochastically. float16: of c and n.
+    state_dtype: torch.dtype
     keep_state: bool
     normalize: bool | None  # whether a sigmoid kernel divides by its normaliser; None: it has the exp gate
     options: dict[str, Any]  # of the chunkwise kernel
@@ -53,6 +55,10 @@ class MLSTMCall:
                 f"cu_seqlens: kernel {chunkwise.name!r} takes multiples of chunk_size; expected one for any length"
             )
         step = with_gate(kernel_info(config.step_kernel, "step"), chunkwise.gate)
+        # What it returns is rounded once, by _stored, which keeps n.
+        wide = (
+            replace(config, inference_state_dtype="float32") if config.inference_state_dtype == "bfloat16" else config
+        )
         return cls(
             chunkwise.name,
             step.name,
@@ -64,7 +70,7 @@ class MLSTMCall:
             keep_state or config.mode == "inference" or config.return_last_states,
             config.normalize_siging if chunkwise.gate == "sigmoid" else None,
             options or {},
-            None if chunkwise.any_length else mLSTMBackend(config),
+            None if chunkwise.any_length else mLSTMBackend(wide),
             cu_seqlens,
         )
 
@@ -93,7 +99,10 @@ class MLSTMCall:
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: LayerState) -> tuple:
         wide = accumulate_dtype(q.dtype)
-        in_place = self.step_in_place and all(x.dtype == wide and x.is_contiguous() for x in state)
+        keeps_bfloat16 = self.state_dtype == torch.bfloat16 and wide == torch.float32
+        in_place = self.step_in_place and all(x.is_contiguous() for x in state)
+        in_place &= state[0].dtype == wide or (keeps_bfloat16 and state[0].dtype == torch.bfloat16)
+        in_place &= state[1].dtype == state[2].dtype == wide
         tokens = (q[:, 0], k[:, 0], v[:, 0], i[:, 0, :, None], f[:, 0, :, None])
         if not in_place:
             state = (state[0].to(wide), state[1].to(wide), state[2].to(wide))
@@ -124,8 +133,9 @@ class MLSTMCall:
 
     def _stored(self, state: LayerState | None, last: LayerState) -> LayerState:
         """The new state in the given one's memory if the dtypes match, else in new tensors."""
-        narrow = last[0].dtype if self.state_dtype == torch.float32 else self.state_dtype  # float64 stays
-        dtypes = (narrow, narrow, last[2].dtype)
+        wide = last[2].dtype
+        narrow = wide if self.state_dtype == torch.float32 else self.state_dtype  # float64 stays
+        dtypes = (narrow, wide if narrow == torch.bfloat16 else narrow, wide)
         if state is None or any(x.dtype != dtype for x, dtype in zip(state, dtypes, strict=True)):
             c, n, m = (x.to(dtype) for x, dtype in zip(last, dtypes, strict=True))
             return c, n, m

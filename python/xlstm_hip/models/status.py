@@ -102,4 +102,7 @@ def _why_no_engine(model: nn.Module, engine: DecodeEngine, kernels: KernelNames,
         return "XLSTM_HIP_BACKEND=reference"
     if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], state_dtype):
         return f"kernels {kernels['chunkwise_kernel']} and {kernels['step_kernel']}, states of {state_dtype}"
-    return engine.obstacle(model)
+    obstacle = engine.obstacle(model)
+    if obstacle is None and state_dtype == "bfloat16":
+        return "states of bfloat16, which the engine's op does not take; on a GPU its graph holds the layers"
+    return obstacle

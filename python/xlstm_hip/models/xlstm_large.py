@@ -236,7 +236,7 @@ class xLSTMLarge(nn.Module):
         if None in blocks:  # of the beginning
             return None
         states = [x for layer_state in blocks if layer_state is not None for x in layer_state]
-        if not may_step(tokens, states):
+        if not may_step(tokens, states, config.inference_state_dtype):
             return None
         kernels = config.kernels(tokens.shape[0], 1, tokens.device)
         if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], config.inference_state_dtype):

@@ -11,6 +11,8 @@ from .._core.checks import (
     accumulate_dtype,
     check_sequence_inputs,
     check_step_inputs,
+    gradient_needed,
+    keeps_bfloat16_c,
     positive_or_none,
     states_in,
     written_in_place,
@@ -19,6 +21,7 @@ from .core import States
 from .gates import log_gates
 from .inputs import SequenceInputs, wide_states, without_autocast
 from .layers import soft_cap
+from .stochastic_rounding import rounded_c
 
 
 def _step(
@@ -77,7 +80,8 @@ def _one_step(
     if in_place:
         written_in_place(dtype_state, c)
     positive_or_none("gate_soft_cap", gate_soft_cap)
-    if in_place and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, c, n, m)):
+    gradient = gradient_needed(q, k, v, i, f, c, n, m)
+    if in_place and gradient:
         raise ValueError("in_place: expected inputs that need no gradient (or torch.no_grad()), got one that does")
     wide = accumulate_dtype(q.dtype)
     with without_autocast(q):
@@ -85,6 +89,8 @@ def _one_step(
             i, f = soft_cap(i.to(wide), gate_soft_cap), soft_cap(f.to(wide), gate_soft_cap)
         start = m.to(wide)
         h, states = _step(q, k, v, i, f, c.to(wide), n.to(wide), start, start, eps, gate, normalize)
+        if keeps_bfloat16_c(c, q, dtype_state, in_place, gradient):
+            states = (rounded_c(states[0], i, f, n, m, gate), *states[1:])
     if not in_place:
         return h, states_in(dtype_state, _with_gradient_of_m(*states))
     for target, new in zip((c, n, m), states, strict=True):

@@ -28,6 +28,7 @@ CHECKS = (
     "an_expanded_cotangent",
     "autocast",
     "a_step_from_one_projection",
+    "a_step_with_c_in_bfloat16",
     "a_step_caps_its_gates",
     "offsets_outside_the_row_are_cut_off",
     "errors",
