@@ -186,10 +186,10 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
       {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, has_score_mod, panels}, block_size, splits,
       chip_of(device));
   const gpu::attention::HopperAttentionShape smem = gpu::attention::forward_hopper_shape(p.head.dqk);
-  const int64_t blocks = p.hopper ? ceil_div(queries, gpu::attention::kHopperOwned) : p.blocks;
+  const int64_t blocks = p.hopper ? ceil_div(queries, smem.owned_rows()) : p.blocks;
   return py::dict("schedule"_a = schedule_name(p.hopper), "head_dims"_a = py::make_tuple(p.head.dqk, p.head.dv),
                   "full"_a = p.has_score_mod, "keys"_a = p.hopper ? smem.tile : p.shape.keys,
-                  "rows"_a = p.hopper ? gpu::attention::kHopperOwned : p.shape.rows,
+                  "rows"_a = p.hopper ? smem.owned_rows() : p.shape.rows,
                   "threads"_a = p.hopper ? gpu::attention::kHopperAttentionThreads : p.shape.threads,
                   "lds_bytes"_a = p.hopper ? smem.lds_bytes() : p.shape.lds_bytes, "blocks"_a = blocks,
                   "splits"_a = p.splits, "grid"_a = p.hopper ? batch * heads_q * blocks : p.grid);
@@ -207,7 +207,7 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
   const auto side = [&](bool of_keys) {
     const gpu::attention::HopperAttentionShape smem = gpu::attention::backward_hopper_shape(p.dqk, of_keys);
     const gpu::attention::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
-    const int owned = p.hopper ? gpu::attention::kHopperOwned : shape.owned;
+    const int owned = p.hopper ? smem.owned_rows() : shape.owned;
     return py::dict(
         "owned"_a = owned, "tile"_a = p.hopper ? smem.tile : shape.tile,
         "threads"_a = p.hopper ? gpu::attention::kHopperAttentionThreads : shape.threads,

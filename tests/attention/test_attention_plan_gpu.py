@@ -48,6 +48,9 @@ def test_hopper_takes_its_own_kernel_where_it_fills_half_the_chip() -> None:
         and hopper["splits"] == 1
     )
     assert hopper["lds_bytes"] <= DEVICES["H200"]["lds_bytes"]
+    wide = plan("H200", full, (256, 256), 2, panels=True)
+    assert wide["schedule"] == "hopper" and wide["rows"] == 128 and wide["keys"] == 80
+    assert wide["lds_bytes"] <= DEVICES["H200"]["lds_bytes"]
     half = plan("H200", (1, 8, 8, 2048, 2048), (128, 128), 2, panels=True)  # 128 blocks for 132 units
     assert half["schedule"] == "hopper" and half["splits"] == 1
     few = plan("H200", (1, 4, 4, 2048, 2048), (128, 128), 2, panels=True)
@@ -110,6 +113,9 @@ def test_one_part_of_the_rows_has_hoppers_own_kernels() -> None:
     few, fewer = (1, 4, 4, 2048, 2048), (1, 2, 2, 2048, 2048)
     half = gradients("H200", few, (128, 128), panels=True)
     assert half["schedule"] == "hopper" and half["parts"] == 1 and half["of_keys"]["grid"] == 64
+    wide = gradients("H200", few, (256, 256), panels=True)
+    assert wide["schedule"] == "hopper" and wide["of_keys"]["owned"] == 64 and wide["of_keys"]["grid"] == 128
+    assert wide["of_queries"]["owned"] == 128 and wide["of_queries"]["grid"] == 64
     planned, one = (gradients("H200", fewer, (128, 128), panels=True, parts=n) for n in (0, 1))
     assert planned["schedule"] == "common" and planned["parts"] > 1, "a quarter of the chip"
     assert one["schedule"] == "hopper" and one["parts"] == 1 and one["of_keys"]["grid"] == 32

@@ -240,6 +240,12 @@ const std::vector<Case> kCases = {
     {"64 features, float16", 64, 1, 1, {130}, {70}, -1, 0, false, true},
     {"places that are not used", 128, 1, 1, {90, 90}, {200, 200}, -1, 0, false, false, {150, 64}, {3, 64}},
     {"sinks", 64, 2, 1, {140}, {300}, -1, 0, false, false, {}, {}, {0.5f, 6.0f}},
+    {"256 features, causal, tails, two heads of a key head", 256, 2, 1, {200}, {330}, -1, 0},
+    {"256 features, more queries than keys, float16", 256, 1, 1, {300}, {170}, -1, 0, false, true},
+    {"192 features, a window", 192, 1, 1, {290}, {330}, 100, 20},
+    {"136 features, packed, one empty", 136, 2, 1, {70, 0, 140}, {100, 50, 90}, -1, 0, true},
+    {"256 features, unused places", 256, 1, 1, {90, 90}, {200, 200}, -1, 0, false, false, {150, 64}, {3, 64}},
+    {"256 features, sinks", 256, 2, 1, {140}, {320}, -1, -1, false, false, {}, {}, {0.5f, 6.0f}},
 };
 
 // Planted, the bug must be found in one of a few schedules; its report has one of these words.
@@ -256,9 +262,11 @@ void expect(const char* name, emulator::Bug bug, int which, const Case& c, const
 template <class Smem>
 void leave_out_barriers(const Case& c) {
   using Index = typename Smem::BarrierIndex;
-  for (const Index index :
-       {Smem::kOwnedFirst, Smem::kOwnedSecond, Smem::kTail, Smem::kFirstFull, Smem::kSecondFull, Smem::kEmpty}) {
+  for (const Index index : {Smem::kOwnedFirst, Smem::kOwnedSecond, Smem::kTail, Smem::kFirstFull, Smem::kSecondFull,
+                            Smem::kFirstEmpty, Smem::kSecondEmpty, Smem::kWeightsFull, Smem::kWeightsEmpty}) {
     if (index == Smem::kOwnedSecond && Smem::kShape.owned < 2) continue;
+    if (index >= Smem::kWeightsFull && !Smem::kShape.shared_rows) continue;
+    if (index == Smem::kSecondEmpty && !Smem::kShape.released_apart) continue;  // kFirstEmpty's
     const int at = Smem::kBarriers + 8 * index;
     const std::string wait = "no wait for barrier " + std::to_string(index),
                       arrival = "no arrival at barrier " + std::to_string(index);
@@ -282,9 +290,12 @@ int main(int count, char** arguments) {
   const Case plain{"planted", 64, 3, 1, {150}, {64}}, wide{"planted, 128 features", 128, 5, 1, {70}, {64}};
   // More tiles than there is room for.
   const Case long_of_64{"planted, 64 features, many keys", 64, 1, 1, {40}, {600}},
-      long_of_128{"planted, 128 features, many keys", 128, 1, 1, {40}, {500}};
+      long_of_128{"planted, 128 features, many keys", 128, 1, 1, {40}, {500}},
+      long_of_256{"planted, 256 features, many keys", 256, 1, 1, {40}, {330}},
+      many_of_256{"planted, 256 features, many queries", 256, 3, 1, {130}, {40}};
   leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(64)>>(long_of_64);
   leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(128)>>(long_of_128);
+  leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(256)>>(long_of_256);
   const auto backward_only = [](Case c) {
     c.backward_only = true;
     return c;
@@ -293,7 +304,9 @@ int main(int count, char** arguments) {
   leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, true)>>(backward_only(wide));
   leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(64, false)>>(backward_only(long_of_64));
   leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(128, false)>>(backward_only(long_of_128));
-  for (const Case& c : {plain, wide, backward_only(plain), backward_only(wide)}) {
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(256, true)>>(backward_only(many_of_256));
+  leave_out_barriers<HopperSmem<BackwardParams, backward_hopper_shape(256, false)>>(backward_only(long_of_256));
+  for (const Case& c : {plain, wide, backward_only(plain), backward_only(wide), backward_only(many_of_256)}) {
     expect("no proxy fence", Bug::proxy_fence, -1, c, {"without a proxy fence"});
     expect("no barrier of a warp", Bug::warp_barrier, -1, c, {"may still be reading", "without a barrier"});
     expect("no fence before products", Bug::products_fence, -1, c, {"without a fence before the group"});

@@ -180,7 +180,7 @@ XLSTM_DEVICE void wgmma_wait(Sums&... sums) {
   else                                                         \
     asm volatile(before "k16.f32.bf16.bf16 " after __VA_ARGS__)
 
-// Both operands in shared memory; n = 64, 128, 72 or 8 columns. add: false starts a sum.
+// Both operands in shared memory; n = 64, 128, 80, 72 or 8 columns. add: false starts a sum.
 template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64",
@@ -192,6 +192,13 @@ XLSTM_DEVICE void wgmma_ss(float (&sum)[64], uint64_t a, uint64_t b, bool add = 
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, %64, %65, p, 1, 1, %67, %68; }", : XLSTM_D64(sum, 0) : "l"(a), "l"(b),
                  "r"(int(add)), "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
+}
+template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
+XLSTM_DEVICE void wgmma_ss(float (&sum)[40], uint64_t a, uint64_t b, bool add = true) {
+  XLSTM_MULTIPLY(
+      "{ .reg .pred p; setp.ne.b32 p, %42, 0;\nwgmma.mma_async.sync.aligned.m64n80",
+      "{" XLSTM_TEXT32 ",%32,%33,%34,%35,%36,%37,%38,%39}, %40, %41, p, 1, 1, %43, %44; }", : XLSTM_D32(sum, 0),
+      XLSTM_D4(sum, 32), XLSTM_D4(sum, 36) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
 }
 template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[36], uint64_t a, uint64_t b, bool add = true) {

@@ -22,7 +22,8 @@ void launch_backward_hopper(const AttentionBackwardPlan& plan, const BackwardPar
   const HopperBackwardParams all{p, query_map(in, in.q, in.dqk), query_map(in, p.call.dout, in.dv),
                                  key_map(in, in.k, in.dqk), key_map(in, in.v, in.dv)};
   if (plan.dqk == 64) return launch_sides<E, 64>(all, stream);
-  launch_sides<E, 128>(all, stream);
+  if (plan.dqk == 128) return launch_sides<E, 128>(all, stream);
+  launch_sides<E, 256>(all, stream);
 }
 
 template void launch_backward_hopper<BFloat16>(const AttentionBackwardPlan&, const BackwardParams&, Stream);

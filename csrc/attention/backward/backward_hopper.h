@@ -2,7 +2,7 @@
 // Attention backward on Hopper (backward.h has the maths), a warp-specialised kernel with TMA, mbarriers and wgmma, in
 // the same two forms: a block owns keys and walks tiles of queries for dk and dv, or owns queries and walks tiles of
 // keys for dq. Scores have the owned tokens down, so that the weights are, in their registers, the left operand of the
-// sums:
+// sums. This is for 64 and 128 features; backward_hopper_wide.h is for 256.
 //
 //               owned      S [owned][tile]    dP [owned][tile]    sums [owned][features]
 //     dk, dv    k, v       k q^T              v dout^T            dv += w dout, dk += ds q
@@ -31,75 +31,20 @@
 // products, 58 %.
 #pragma once
 
-#include <numbers>
-
-#include "attention/backward/backward_params.h"
-#include "attention/gpu/hopper_rows.h"
+#include "attention/backward/backward_hopper_wide.h"
 
 namespace xlstm::gpu::attention {
 
-using HopperBackwardParams = HopperAttentionParams<BackwardParams>;
-template <int kFeatures, bool kOfKeys>
-using BackwardSmem = HopperSmem<BackwardParams, backward_hopper_shape(kFeatures, kOfKeys)>;
-
 template <class E, class Smem>
-struct HopperBackward {
+struct HopperBackward : HopperBackwardSoftmax<E, Smem> {
+  using Softmax = HopperBackwardSoftmax<E, Smem>;
+  using Softmax::kOfKeys, Softmax::kScores, Softmax::smem, Softmax::rows, Softmax::to_weights, Softmax::to_ds;
   using Rows = OwnedRows<E, Smem>;
   using OwnedFragments = typename Rows::OwnedFragments;
-  static constexpr int kScores = Rows::kScores, kSums = Rows::kSums, kTile = Rows::kTile;
-  static constexpr bool kOfKeys = Rows::kOfKeys;
+  static constexpr int kSums = Rows::kSums, kTile = Rows::kTile;
   static constexpr bool kEarlyDp = Smem::kShape.early_dp;
 
-  const Smem& smem;
-  const Rows rows;
-  const float scale;       // of products, to base 2
-  float lse[2], delta[2];  // dq: of this thread's rows
-
-  XLSTM_DEVICE HopperBackward(const Smem& s, int warpgroup)
-      : smem(s), rows(s, warpgroup), scale(float(s.at.in.softmax_scale * std::numbers::log2e)) {
-    if constexpr (!kOfKeys) {
-      const float* row_stats = row_stats_of(smem.p, smem.at, smem.query_head);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float* query_stats = row_stats + row_stats_index(smem.owned + rows.first_row() + 8 * h);
-        lse[h] = query_stats[0], delta[h] = query_stats[kStatsGroup];
-      }
-    }
-  }
-
-  // ---- scores into weights, dP into ds
-
-  // f(register, lse or D of its query, of the next register's query).
-  template <class F>
-  XLSTM_DEVICE void each_pair(const float* row_stats, bool deltas, F&& f) const {
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      float2 of{};
-      if constexpr (kOfKeys)
-        of = *reinterpret_cast<const float2*>(row_stats + row_stats_index(Rows::column(i)) + deltas * kStatsGroup +
-                                              Rows::first_column());
-#pragma unroll
-      for (int j = i; j < i + 4; j += 2) {
-        const float row_value = deltas ? delta[Rows::half(j)] : lse[Rows::half(j)];
-        f(j, kOfKeys ? of.x : row_value, kOfKeys ? of.y : row_value);
-      }
-    }
-  }
-  XLSTM_DEVICE void softmax_weights(float (&s)[kScores], int n, int first) const {
-    each_pair(smem.row_stats(n), false, [&](int i, float a, float b) {
-      s[i] = __builtin_fmaf(s[i], scale, -a), s[i + 1] = __builtin_fmaf(s[i + 1], scale, -b);
-    });
-    rows.mask(s, first);
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] = exp2_fast(s[i]);
-  }
-  XLSTM_DEVICE void softmax_gradient(float (&dp)[kScores], const float (&weight)[kScores], int n) const {
-    each_pair(smem.row_stats(n), true, [&](int i, float a, float b) {
-      dp[i] = weight[i] * (dp[i] - a), dp[i + 1] = weight[i + 1] * (dp[i + 1] - b);
-    });
-  }
-
-  // ---- mainloop
+  XLSTM_DEVICE HopperBackward(const Smem& s, int warpgroup) : Softmax(s, warpgroup) {}
 
   struct Sums {
     float first[kSums], second[kOfKeys ? kSums : 1];  // dk and dv, or dq
@@ -117,11 +62,11 @@ struct HopperBackward {
   };
 
   XLSTM_DEVICE void start_scores(float (&s)[kScores], const OwnedFragments& fragments, int n) const {
-    smem.first_full(n).wait(Smem::parity(n));
+    smem.wait_full(n, false);
     rows.multiply_tile(s, fragments, n, false);
   }
   XLSTM_DEVICE void start_dp(float (&dp)[kScores], const OwnedFragments& fragments, int n) const {
-    smem.second_full(n).wait(Smem::parity(n));
+    smem.wait_full(n, true);
     rows.multiply_tile(dp, fragments, n, true);
   }
   XLSTM_DEVICE void start_sums(Sums& sums, const Operands& operands, int n) const {
@@ -133,7 +78,7 @@ struct HopperBackward {
       wgmma_wait<0>(sums.first, sums.second);
     else
       wgmma_wait<0>(sums.first);
-    smem.release(n);
+    smem.release(n, true);
   }
 
   XLSTM_DEVICE void walk(Sums& sums) const {
@@ -146,9 +91,9 @@ struct HopperBackward {
     start_scores(s, fragments, 0);
     start_dp(dp, fragments, 0);
     wgmma_wait<1>(s);
-    softmax_weights(s, 0, first);
+    to_weights(s, 0, first);
     wgmma_wait<0>(dp);
-    softmax_gradient(dp, s, 0);
+    to_ds(dp, s, 0);
     operands.pack_all(s, dp);
     int n = 0;
 #pragma unroll 1
@@ -160,7 +105,7 @@ struct HopperBackward {
       if constexpr (kEarlyDp) start_dp(dp, fragments, n + 1);
       start_sums(sums, operands, n);
       wgmma_wait<kAdds + kEarlyDp>(s);
-      softmax_weights(s, n + 1, first);
+      to_weights(s, n + 1, first);
       if constexpr (kEarlyDp) {
         wgmma_wait<kAdds>(dp);
       } else {
@@ -168,7 +113,7 @@ struct HopperBackward {
         start_dp(dp, fragments, n + 1);
         wgmma_wait<0>(dp);
       }
-      softmax_gradient(dp, s, n + 1);
+      to_ds(dp, s, n + 1);
       finish_sums(sums, n);
       operands.pack_all(s, dp);
     }
@@ -204,9 +149,14 @@ XLSTM_DEVICE void run_backward_hopper(const HopperBackwardParams& params, char* 
       params, lds,
       [&](const Smem& smem) {
         if constexpr (kOfKeys)
-          clear_pads<E, kHopperAttentionThreads>(params.of, smem.at, smem.key_head, smem.owned, kHopperOwned);
+          clear_pads<E, kHopperAttentionThreads>(params.of, smem.at, smem.key_head, smem.owned, Smem::kOwned);
       },
-      [](const Smem& smem, int warpgroup) { HopperBackward<E, Smem>(smem, warpgroup).run(); });
+      [](const Smem& smem, int warpgroup) {
+        if constexpr (kFeatures == 256)
+          HopperWideBackward<E, Smem>(smem, warpgroup).run();
+        else
+          HopperBackward<E, Smem>(smem, warpgroup).run();
+      });
 }
 template <class E, int kFeatures>
 __global__ __launch_bounds__(kHopperAttentionThreads,

@@ -43,8 +43,9 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
                             suits_hopper_attention(call.element_bytes, call.has_score_mod, p.dqk, p.dv);
   // The Hopper kernels have no parts, and are as fast on a third of the chip as the common ones on all of it: on half
   // of it they were 1.4 to 1.7 times as fast.
+  const int64_t hopper_rows = backward_hopper_shape(p.dqk, true).owned_rows();
   const bool hopper_fills_chip =
-      hopper_takes && 3 * ceil_div(call.keys, kHopperOwned) * call.batch * call.heads_k >= chip.compute_units;
+      hopper_takes && 3 * ceil_div(call.keys, hopper_rows) * call.batch * call.heads_k >= chip.compute_units;
   p.parts = 1;
   if (blocks > 0 && call.parts)
     p.parts = call.parts;

@@ -33,7 +33,7 @@ struct AttentionBackwardPlan {
   int64_t sums;                 // floats of all parts; 0 with one
   bool one_pass;                // dq is added by atomics (backward_cdna.h), with blocks and parts of of_keys
   int64_t dq_sums;              // floats of these sums
-  bool hopper;                  // the Hopper kernels (backward_hopper.h), with blocks of kHopperOwned tokens
+  bool hopper;                  // the Hopper kernels (backward_hopper.h), with backward_hopper_shape()'s blocks
 };
 
 // Throws std::invalid_argument, naming the argument, where no kernel supports the call.

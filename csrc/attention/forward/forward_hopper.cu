@@ -5,15 +5,23 @@
 
 namespace xlstm::gpu::attention {
 
+template <class E, int kFeatures>
+void launch_features(const ForwardParams& p, Stream stream) {
+  constexpr HopperAttentionShape kShape = forward_hopper_shape(kFeatures);
+  const xlstm_attention& in = p.call.in;
+  const HopperForwardParams all{p,
+                                query_map(in, in.q, in.dqk),
+                                {},
+                                key_map(in, in.k, in.dqk, kShape.tile_box()),
+                                key_map(in, in.v, in.dv, kShape.tile_box())};
+  launch_hopper_attention("attention forward", forward_hopper_kernel<E, kFeatures>, kShape, all, stream);
+}
+
 template <class E>
 void launch_forward_hopper(const AttentionForwardPlan& plan, const ForwardParams& p, Stream stream) {
-  const xlstm_attention& in = p.call.in;
-  const HopperForwardParams all{
-      p, query_map(in, in.q, in.dqk), {}, key_map(in, in.k, in.dqk), key_map(in, in.v, in.dv)};
-  if (plan.head.dqk == 64)
-    return launch_hopper_attention("attention forward", forward_hopper_kernel<E, 64>, forward_hopper_shape(64), all,
-                                   stream);
-  launch_hopper_attention("attention forward", forward_hopper_kernel<E, 128>, forward_hopper_shape(128), all, stream);
+  if (plan.head.dqk == 64) return launch_features<E, 64>(p, stream);
+  if (plan.head.dqk == 128) return launch_features<E, 128>(p, stream);
+  launch_features<E, 256>(p, stream);
 }
 
 template void launch_forward_hopper<BFloat16>(const AttentionForwardPlan&, const ForwardParams&, Stream);

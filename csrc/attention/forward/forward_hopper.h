@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention forward on Hopper, a warp-specialised kernel with TMA, mbarriers and wgmma (forward.h has the maths and the
-// rules of all calls). It takes 64 or 128 features, scores that are a positive number times products, and keys that are
-// neither paged nor split into parts.
+// rules of all calls). It takes 64, 128 or 256 features, scores that are a positive number times products, and keys
+// that are neither paged nor split into parts.
 //
 //     S [queries][keys of a tile] = q k^T      w = 2^(S - row_max)      out [queries][features] += w v
 //
 // Who owns what: a block has 128 queries of one head. Each of two consumer warpgroups owns 64 of them, and holds in
 // registers q (32 registers with 128 features), S of a tile of 128 keys (64), the weights of the tile before as
-// operands (32) and out (64). The producer warp loads tiles of k and v by TMA into a pipeline of three or four stages
-// (hopper_smem.h has the table of barriers). An iteration of the mainloop starts the wgmma of the next tile's scores,
-// then the wgmma of this tile's out; the online softmax of the next tile's scores overlaps with the latter and with the
-// other warpgroup's wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since
-// they were rescaled last.
+// operands (32) and out (64); with 256 features S of 80 keys (40), weights (20) and out (128), while q stays in shared
+// memory. The producer warp loads tiles of k and v by TMA into a pipeline of two to four stages (hopper_smem.h has the
+// table of barriers). With two stages, k is released as soon as S is done, so that the load of the tile after next has
+// an iteration's time. An iteration of the mainloop starts the wgmma of the next tile's scores, then the wgmma of this
+// tile's out; the online softmax of the next tile's scores overlaps with the latter and with the other warpgroup's
+// wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since they were
+// rescaled last.
 //
 // Iteration n of a consumer warpgroup, time from left to right. The prologue computes S(0) and w(0), the last step
 // out of the last tile.
 //
 //   producer warp   wait empty | TMA k, v of tile n + stages                          (runs ahead of the consumers)
-//   consumer        wait first_full(n + 1), second_full(n) | wait S | softmax: w(n + 1) | wait out, release n, rescale
-//   tensor cores    S(n + 1) = q k^T                       | out += w(n) v(n)           |
+//   consumer        wait k(n + 1), v(n) | wait S, release k | softmax: w(n + 1) | wait out, release v(n), rescale
+//   tensor cores    S(n + 1) = q k^T                        | out += w(n) v(n)  |
 //
 // Floor: 4 x features flops for each pair; an exp for each, which takes half as long as the products with 64 features,
-// a quarter with 128.
+// a quarter with 128. With 256 a product of 64 by 80 scores takes 40 cycles and reads shared memory for 36 of them.
 #pragma once
 
 #include <numbers>
@@ -74,11 +76,11 @@ struct HopperForward {
   }
 
   XLSTM_DEVICE void start_scores(float (&s)[kScores], const OwnedFragments& fragments, int n) const {
-    smem.first_full(n).wait(Smem::parity(n));
+    smem.wait_full(n, false);
     rows.multiply_tile(s, fragments, n, false);
   }
   XLSTM_DEVICE void start_out(float (&out)[kSums], const uint32_t (&weights)[kScores / 2], int n) const {
-    smem.second_full(n).wait(Smem::parity(n));
+    smem.wait_full(n, true);
     rows.add_tile(out, weights, n, true);
   }
 
@@ -91,6 +93,7 @@ struct HopperForward {
     int first = smem.visible_tiles.first * kTile, n = 0;
     start_scores(s, fragments, 0);
     wgmma_wait<0>(s);
+    smem.release(0, false);
     online_softmax(s, first, rescale);
     pack_all(weights, s);
 #pragma unroll 1
@@ -99,9 +102,10 @@ struct HopperForward {
       start_scores(s, fragments, n + 1);
       start_out(out, weights, n);
       wgmma_wait<1>(s);
+      smem.release(n + 1, false);
       const bool rescales = online_softmax(s, first, rescale);
       wgmma_wait<0>(out);
-      smem.release(n);
+      smem.release(n, true);
       if (rescales)
 #pragma unroll
         for (int i = 0; i < kSums; ++i) out[i] *= rescale.value[Rows::half(i)];
@@ -109,7 +113,7 @@ struct HopperForward {
     }
     start_out(out, weights, n);
     wgmma_wait<0>(out);
-    smem.release(n);
+    smem.release(n, true);
   }
 
   XLSTM_DEVICE void run() {

@@ -47,7 +47,8 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
     const int64_t max_splits = std::min(kMaxSplits, call.keys / kMinSplitKeys);
     plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, max_splits));
     // The Hopper kernel has no split-KV, and is as fast on half of the chip as the common kernel on all of it.
-    if (hopper_takes && 2 * call.batch * call.heads_q * ceil_div(call.queries, kHopperOwned) > chip.compute_units)
+    const int64_t hopper_rows = forward_hopper_shape(plan.head.dqk).owned_rows();
+    if (hopper_takes && 2 * call.batch * call.heads_q * ceil_div(call.queries, hopper_rows) > chip.compute_units)
       plan.splits = 1;
   }
   plan.grid = heads * plan.blocks * plan.splits;

@@ -25,7 +25,7 @@ struct AttentionForwardPlan {
   int64_t blocks;  // along the rows
   int64_t splits;  // along the keys
   int64_t grid;
-  bool hopper;  // the Hopper kernel (forward_hopper.h), with blocks of kHopperOwned queries
+  bool hopper;  // the Hopper kernel (forward_hopper.h), with forward_hopper_shape()'s blocks
 };
 
 // block_size, splits: 0 lets the plan choose. Throws std::invalid_argument, naming the argument, where no kernel

@@ -7,15 +7,17 @@
 
 namespace xlstm::gpu::attention {
 
+// box: tokens of a load.
 inline CUtensorMap query_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
   const bool packed = in.cu_seqlens_q != nullptr;
   return tensor_map(x.data, int(features), packed ? in.total_q : in.length_q, in.heads_q, packed ? 1 : in.batch,
-                    x.stride, kPanelColumns);
+                    x.stride, kHopperBoxRows);
 }
-inline CUtensorMap key_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features) {
+inline CUtensorMap key_map(const xlstm_attention& in, const xlstm_tensor& x, int64_t features,
+                           int box = kHopperBoxRows) {
   const bool packed = in.cu_seqlens_k != nullptr;
   return tensor_map(x.data, int(features), packed ? in.total_k : in.length_k, in.heads_k, packed ? 1 : in.batch,
-                    x.stride, kPanelColumns);
+                    x.stride, box);
 }
 
 template <class Params>
@@ -24,7 +26,8 @@ void launch_hopper_attention(const char* name, void (*kernel)(HopperAttentionPar
   const xlstm_attention& in = p.of.call.in;
   const int64_t tokens = shape.of_keys ? in.length_k : in.length_q;
   const int64_t heads = in.batch * (shape.of_keys ? in.heads_k : in.heads_q);
-  launch(name, kernel, {ceil_div(tokens, kHopperOwned) * heads, kHopperAttentionThreads, shape.lds_bytes()}, stream, p);
+  launch(name, kernel, {ceil_div(tokens, shape.owned_rows()) * heads, kHopperAttentionThreads, shape.lds_bytes()},
+         stream, p);
 }
 
 }  // namespace xlstm::gpu::attention

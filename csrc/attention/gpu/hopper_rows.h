@@ -19,14 +19,16 @@ struct OwnedRows {
   static constexpr int kScores = kTile / 2, kSums = kFeatures / 2;  // registers per thread: 64 rows in 128 threads
 
   const Smem& smem;
-  const int group;  // consumer warpgroup, which determines the rows
+  const int group;  // which of the block's 64 tokens
   const typename Band::FullyVisible fully_visible;
 
   XLSTM_DEVICE OwnedRows(const Smem& r, int warpgroup)
-      : smem(r), group(warpgroup), fully_visible(r.fully_visible_tiles(r.owned + warpgroup * 64, 64)) {}
+      : smem(r),
+        group(Smem::kShape.shared_rows ? 0 : warpgroup),
+        fully_visible(r.fully_visible_tiles(r.owned + group * kWarpgroupOwned, kWarpgroupOwned)) {}
 
   // Register i of scores or sums holds row first_row() + 8 half(i), column first_column() + column(i).
-  XLSTM_DEVICE int warp_row() const { return group * 64 + int(threadIdx.x) % kWarpgroup / 32 * 16; }
+  XLSTM_DEVICE int warp_row() const { return group * kWarpgroupOwned + int(threadIdx.x) % kWarpgroup / 32 * 16; }
   XLSTM_DEVICE int first_row() const { return warp_row() + lane_id() / 4; }
   XLSTM_DEVICE static int first_column() { return lane_id() % 4 * 2; }
   static constexpr int half(int i) { return i / 2 % 2; }
@@ -55,7 +57,8 @@ struct OwnedRows {
 
   // scores = owned tile^T
   XLSTM_DEVICE void multiply_tile(float (&scores)[kScores], const OwnedFragments& fragments, int n, bool second) const {
-    const uint32_t owned = smem.owned_at(second) + uint32_t(panel_bytes(group * 64)), tile = smem.tile_at(n, second);
+    const uint32_t owned = smem.owned_at(second) + uint32_t(panel_bytes(group * kWarpgroupOwned)),
+                   tile = smem.tile_at(n, second);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kFeatures / 16; ++k) {
@@ -127,7 +130,7 @@ XLSTM_DEVICE void run_hopper_attention(const HopperAttentionParams<Params>& para
                                        F&& f) {
   const xlstm_attention& in = params.of.call.in;
   const uint32_t heads = uint32_t(Smem::kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
-  const uint32_t which = blockIdx.x % all, blocks = (uint32_t(in.length_q) + kHopperOwned - 1) / kHopperOwned;
+  const uint32_t which = blockIdx.x % all, blocks = (uint32_t(in.length_q) + Smem::kOwned - 1) / Smem::kOwned;
   const int block = int(Smem::kOfKeys ? blockIdx.x / all : blocks - 1 - blockIdx.x / all);
   const Smem smem(params, which / heads, int(which % heads), block, lds);
   prologue(smem);
