@@ -185,7 +185,8 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
   const gpu::attention::AttentionForwardPlan p = gpu::attention::plan_attention_forward(
       {batch, heads_q, heads_k, queries, keys, dqk, dv, element_bytes, has_score_mod, panels}, block_size, splits,
       chip_of(device));
-  const gpu::attention::HopperAttentionShape smem = gpu::attention::forward_hopper_shape(p.head.dqk);
+  const gpu::attention::HopperAttentionShape smem =
+      gpu::attention::forward_hopper_shape(gpu::attention::hopper_features(dqk, dv));
   const int64_t blocks = p.hopper ? ceil_div(queries, smem.owned_rows()) : p.blocks;
   return py::dict("schedule"_a = schedule_name(p.hopper), "head_dims"_a = py::make_tuple(p.head.dqk, p.head.dv),
                   "full"_a = p.has_score_mod, "keys"_a = p.hopper ? smem.tile : p.shape.keys,
@@ -205,7 +206,8 @@ py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, in
                                                has_score_mod, panels, parts, common_schedule, panels, deterministic},
                                               chip_of(device));
   const auto side = [&](bool of_keys) {
-    const gpu::attention::HopperAttentionShape smem = gpu::attention::backward_hopper_shape(p.dqk, of_keys);
+    const gpu::attention::HopperAttentionShape smem =
+        gpu::attention::backward_hopper_shape(gpu::attention::hopper_features(dqk, dv), of_keys);
     const gpu::attention::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
     const int owned = p.hopper ? smem.owned_rows() : shape.owned;
     return py::dict(

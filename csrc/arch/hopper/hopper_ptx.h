@@ -163,15 +163,17 @@ XLSTM_DEVICE void wgmma_wait(Sums&... sums) {
 #define XLSTM_TEXT32                                                                                                   \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
-#define XLSTM_TEXT64                                                                                              \
-  XLSTM_TEXT32                                                                                                    \
-  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
-  "%59,%60,%61,%62,%63"
-#define XLSTM_TEXT128                                                                                               \
-  XLSTM_TEXT64                                                                                                      \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"   \
-  "%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
-  "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+// clang-format off
+#define XLSTM_TEXT56 \
+  XLSTM_TEXT32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
+#define XLSTM_TEXT64 XLSTM_TEXT56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define XLSTM_TEXT96 \
+  XLSTM_TEXT64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" \
+               ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define XLSTM_TEXT128 \
+  XLSTM_TEXT96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+               ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+// clang-format on
 
 // Operands are bfloat16 or float16.
 #define XLSTM_MULTIPLY(before, after, ...)                     \
@@ -180,7 +182,7 @@ XLSTM_DEVICE void wgmma_wait(Sums&... sums) {
   else                                                         \
     asm volatile(before "k16.f32.bf16.bf16 " after __VA_ARGS__)
 
-// Both operands in shared memory; n = 64, 128, 80, 72 or 8 columns. add: false starts a sum.
+// Both operands in shared memory; n = 64, 128, 112, 80, 72 or 8 columns. add: false starts a sum.
 template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[32], uint64_t a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64",
@@ -192,6 +194,13 @@ XLSTM_DEVICE void wgmma_ss(float (&sum)[64], uint64_t a, uint64_t b, bool add = 
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, %64, %65, p, 1, 1, %67, %68; }", : XLSTM_D64(sum, 0) : "l"(a), "l"(b),
                  "r"(int(add)), "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
+}
+template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
+XLSTM_DEVICE void wgmma_ss(float (&sum)[56], uint64_t a, uint64_t b, bool add = true) {
+  XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %58, 0;\nwgmma.mma_async.sync.aligned.m64n112",
+                 "{" XLSTM_TEXT56 "}, %56, %57, p, 1, 1, %59, %60; }", : XLSTM_D32(sum, 0), XLSTM_D16(sum, 32),
+                 XLSTM_D4(sum, 48), XLSTM_D4(sum, 52) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kAMnMajor)),
+                 "n"(int(kBMnMajor)));
 }
 template <bool kAMnMajor, bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_ss(float (&sum)[40], uint64_t a, uint64_t b, bool add = true) {
@@ -213,7 +222,7 @@ XLSTM_DEVICE void wgmma_ss(float (&sum)[4], uint64_t a, uint64_t b, bool add = t
                  "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
 }
 
-// A in registers; n = 64, 128 or 256 columns.
+// A in registers; n = 64, 128, 192 or 256 columns.
 template <bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_rs(float (&sum)[32], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64",
@@ -225,6 +234,13 @@ XLSTM_DEVICE void wgmma_rs(float (&sum)[64], const uint32_t* a, uint64_t b, bool
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128",
                  "{" XLSTM_TEXT64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }", : XLSTM_D64(sum, 0) : "r"(a[0]),
                  "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBMnMajor)));
+}
+template <bool kBMnMajor, class E = BFloat16>
+XLSTM_DEVICE void wgmma_rs(float (&sum)[96], const uint32_t* a, uint64_t b, bool add = true) {
+  XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %101, 0;\nwgmma.mma_async.sync.aligned.m64n192",
+                 "{" XLSTM_TEXT96 "}, {%96, %97, %98, %99}, %100, p, 1, 1, %102; }", : XLSTM_D64(sum, 0),
+                 XLSTM_D32(sum, 64) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)),
+                 "n"(int(kBMnMajor)));
 }
 template <bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_rs(float (&sum)[128], const uint32_t* a, uint64_t b, bool add = true) {
@@ -239,7 +255,9 @@ XLSTM_DEVICE void wgmma_rs(float (&sum)[128], const uint32_t* a, uint64_t b, boo
 #undef XLSTM_D32
 #undef XLSTM_D64
 #undef XLSTM_TEXT32
+#undef XLSTM_TEXT56
 #undef XLSTM_TEXT64
+#undef XLSTM_TEXT96
 #undef XLSTM_TEXT128
 
 // ---- single threads and warps

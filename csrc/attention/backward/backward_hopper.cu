@@ -17,16 +17,23 @@ void launch_sides(const HopperBackwardParams& p, Stream stream) {
 }  // namespace
 
 template <class E>
-void launch_backward_hopper(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
+void launch_backward_hopper(const BackwardParams& p, Stream stream) {
   const xlstm_attention& in = p.call.in;
   const HopperBackwardParams all{p, query_map(in, in.q, in.dqk), query_map(in, p.call.dout, in.dv),
                                  key_map(in, in.k, in.dqk), key_map(in, in.v, in.dv)};
-  if (plan.dqk == 64) return launch_sides<E, 64>(all, stream);
-  if (plan.dqk == 128) return launch_sides<E, 128>(all, stream);
-  launch_sides<E, 256>(all, stream);
+  switch (hopper_features(in.dqk, in.dv)) {
+    case 64:
+      return launch_sides<E, 64>(all, stream);
+    case 128:
+      return launch_sides<E, 128>(all, stream);
+    case 192:
+      return launch_sides<E, 192>(all, stream);
+    default:
+      return launch_sides<E, 256>(all, stream);
+  }
 }
 
-template void launch_backward_hopper<BFloat16>(const AttentionBackwardPlan&, const BackwardParams&, Stream);
-template void launch_backward_hopper<Float16>(const AttentionBackwardPlan&, const BackwardParams&, Stream);
+template void launch_backward_hopper<BFloat16>(const BackwardParams&, Stream);
+template void launch_backward_hopper<Float16>(const BackwardParams&, Stream);
 
 }  // namespace xlstm::gpu::attention

@@ -2,7 +2,7 @@
 // Attention backward on Hopper (backward.h has the maths), a warp-specialised kernel with TMA, mbarriers and wgmma, in
 // the same two forms: a block owns keys and walks tiles of queries for dk and dv, or owns queries and walks tiles of
 // keys for dq. Scores have the owned tokens down, so that the weights are, in their registers, the left operand of the
-// sums. This is for 64 and 128 features; backward_hopper_wide.h is for 256.
+// sums. This is for 64 and 128 features; backward_hopper_wide.h is for 192 and 256.
 //
 //               owned      S [owned][tile]    dP [owned][tile]    sums [owned][features]
 //     dk, dv    k, v       k q^T              v dout^T            dv += w dout, dk += ds q
@@ -152,7 +152,7 @@ XLSTM_DEVICE void run_backward_hopper(const HopperBackwardParams& params, char* 
           clear_pads<E, kHopperAttentionThreads>(params.of, smem.at, smem.key_head, smem.owned, Smem::kOwned);
       },
       [](const Smem& smem, int warpgroup) {
-        if constexpr (kFeatures == 256)
+        if constexpr (kFeatures > 128)
           HopperWideBackward<E, Smem>(smem, warpgroup).run();
         else
           HopperBackward<E, Smem>(smem, warpgroup).run();

@@ -45,7 +45,7 @@ void launch_backward(const AttentionBackwardPlan& plan, const BackwardParams& p,
   launch("attention delta", delta_kernel<E>, {plan.blocks_delta * p.heads_all_q(), kDeltaThreads, 0}, stream, p);
   if (p.call.dsink) launch("attention dsink", dsink_kernel<E>, {p.call.in.heads_q, kDeltaThreads, 0}, stream, p);
   if constexpr (kHasHopperKernels && sizeof(E) == 2)
-    if (plan.hopper) return launch_backward_hopper<E>(plan, p, stream);
+    if (plan.hopper) return launch_backward_hopper<E>(p, stream);
   if constexpr (!kAsyncCopies && sizeof(E) == 2)
     if (plan.one_pass) return launch_one_pass<E, 128>(plan, p, stream);
   if (plan.dqk == 64) return launch_class<E, 64, 64>(plan, p, stream);

@@ -37,7 +37,7 @@ template <class E>
 void launch_backward(const AttentionBackwardPlan&, const BackwardParams&, Stream);
 // The launches of the Hopper kernels (dk, dv and dq of 2-byte dtypes), in a library for CUDA.
 template <class E>
-void launch_backward_hopper(const AttentionBackwardPlan&, const BackwardParams&, Stream);
+void launch_backward_hopper(const BackwardParams&, Stream);
 
 // Where a sequence's query 0 is among the queries of row_stats.
 XLSTM_DEVICE int64_t slot_of(const BackwardParams& p, const AttentionLayout& at, int64_t head) {

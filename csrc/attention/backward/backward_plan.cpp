@@ -40,10 +40,10 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
   const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
   const int64_t tiles = ceil_div(call.queries, p.of_keys.tile) * (call.heads_q / std::max<int64_t>(1, call.heads_k));
   const bool hopper_takes = chip.hopper && call.panels && !call.common_schedule &&
-                            suits_hopper_attention(call.element_bytes, call.has_score_mod, p.dqk, p.dv);
+                            suits_hopper_attention(call.element_bytes, call.has_score_mod, call.dqk, call.dv);
   // The Hopper kernels have no parts, and are as fast on a third of the chip as the common ones on all of it: on half
   // of it they were 1.4 to 1.7 times as fast.
-  const int64_t hopper_rows = backward_hopper_shape(p.dqk, true).owned_rows();
+  const int64_t hopper_rows = backward_hopper_shape(hopper_features(call.dqk, call.dv), true).owned_rows();
   const bool hopper_fills_chip =
       hopper_takes && 3 * ceil_div(call.keys, hopper_rows) * call.batch * call.heads_k >= chip.compute_units;
   p.parts = 1;

@@ -107,7 +107,7 @@ void run(const xlstm_attention_forward& p, const AttentionForwardPlan& plan, voi
   with_call_elements(in, [&](auto elements) {
     using Elements = decltype(elements);
     if constexpr (kHasHopperKernels && sizeof(QueryOf<Elements>) == 2 && !kIsFloat8<KeyOf<Elements>>)
-      if (plan.hopper) return launch_forward_hopper<Elements>(plan, params, stream);
+      if (plan.hopper) return launch_forward_hopper<Elements>(params, stream);
     launch_forward<Elements>(plan, params, stream);
   });
 }

@@ -18,13 +18,20 @@ void launch_features(const ForwardParams& p, Stream stream) {
 }
 
 template <class E>
-void launch_forward_hopper(const AttentionForwardPlan& plan, const ForwardParams& p, Stream stream) {
-  if (plan.head.dqk == 64) return launch_features<E, 64>(p, stream);
-  if (plan.head.dqk == 128) return launch_features<E, 128>(p, stream);
-  launch_features<E, 256>(p, stream);
+void launch_forward_hopper(const ForwardParams& p, Stream stream) {
+  switch (hopper_features(p.call.in.dqk, p.call.in.dv)) {
+    case 64:
+      return launch_features<E, 64>(p, stream);
+    case 128:
+      return launch_features<E, 128>(p, stream);
+    case 192:
+      return launch_features<E, 192>(p, stream);
+    default:
+      return launch_features<E, 256>(p, stream);
+  }
 }
 
-template void launch_forward_hopper<BFloat16>(const AttentionForwardPlan&, const ForwardParams&, Stream);
-template void launch_forward_hopper<Float16>(const AttentionForwardPlan&, const ForwardParams&, Stream);
+template void launch_forward_hopper<BFloat16>(const ForwardParams&, Stream);
+template void launch_forward_hopper<Float16>(const ForwardParams&, Stream);
 
 }  // namespace xlstm::gpu::attention

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention forward on Hopper, a warp-specialised kernel with TMA, mbarriers and wgmma (forward.h has the maths and the
-// rules of all calls). It takes 64, 128 or 256 features, scores that are a positive number times products, and keys
-// that are neither paged nor split into parts.
+// rules of all calls). It takes 64, 128, 192 or 256 features, scores that are a positive number times products, and
+// keys that are neither paged nor split into parts.
 //
 //     S [queries][keys of a tile] = q k^T      w = 2^(S - row_max)      out [queries][features] += w v
 //
 // Who owns what: a block has 128 queries of one head. Each of two consumer warpgroups owns 64 of them, and holds in
 // registers q (32 registers with 128 features), S of a tile of 128 keys (64), the weights of the tile before as
-// operands (32) and out (64); with 256 features S of 80 keys (40), weights (20) and out (128), while q stays in shared
-// memory. The producer warp loads tiles of k and v by TMA into a pipeline of two to four stages (hopper_smem.h has the
-// table of barriers). With two stages, k is released as soon as S is done, so that the load of the tile after next has
-// an iteration's time. An iteration of the mainloop starts the wgmma of the next tile's scores, then the wgmma of this
-// tile's out; the online softmax of the next tile's scores overlaps with the latter and with the other warpgroup's
-// wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since they were
-// rescaled last.
+// operands (32) and out (64); with 256 features S of 80 keys (40), weights (20) and out (128), with 192 of 112 keys,
+// while q stays in shared memory. The producer warp loads tiles of k and v by TMA into a pipeline of two to four stages
+// (hopper_smem.h has the table of barriers). With two stages, k is released as soon as S is done, so that the load of
+// the tile after next has an iteration's time. An iteration of the mainloop starts the wgmma of the next tile's scores,
+// then the wgmma of this tile's out; the online softmax of the next tile's scores overlaps with the latter and with the
+// other warpgroup's wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since
+// they were rescaled last.
 //
 // Iteration n of a consumer warpgroup, time from left to right. The prologue computes S(0) and w(0), the last step
 // out of the last tile.

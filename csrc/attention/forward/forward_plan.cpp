@@ -40,14 +40,14 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
   plan.blocks = ceil_div(rows, plan.shape.rows);
   const int64_t blocks = std::max<int64_t>(1, heads * plan.blocks);
   const bool hopper_takes = chip.hopper && call.panels && block_size == 0 && splits <= 1 &&
-                            suits_hopper_attention(call.element_bytes, call.has_score_mod, plan.head.dqk, plan.head.dv);
+                            suits_hopper_attention(call.element_bytes, call.has_score_mod, call.dqk, call.dv);
   plan.splits = splits;
   if (splits == 0) {  // as many as fill the chip, where blocks of rows do not
     const int64_t at_once = int64_t(chip.compute_units) * plan.shape.blocks;
     const int64_t max_splits = std::min(kMaxSplits, call.keys / kMinSplitKeys);
     plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, max_splits));
     // The Hopper kernel has no split-KV, and is as fast on half of the chip as the common kernel on all of it.
-    const int64_t hopper_rows = forward_hopper_shape(plan.head.dqk).owned_rows();
+    const int64_t hopper_rows = forward_hopper_shape(hopper_features(call.dqk, call.dv)).owned_rows();
     if (hopper_takes && 2 * call.batch * call.heads_q * ceil_div(call.queries, hopper_rows) > chip.compute_units)
       plan.splits = 1;
   }

@@ -45,19 +45,21 @@ struct OwnedRows {
   struct OwnedFragments {
     uint32_t word[Smem::kShape.owned][kOwnedInRegisters ? kFeatures / 4 : 1];
   };
+  XLSTM_DEVICE void load_fragments(OwnedFragments& owned, bool second) const {
+    smem.barrier(second ? Smem::kOwnedSecond : Smem::kOwnedFirst).wait(0);
+    if constexpr (kOwnedInRegisters)
+#pragma unroll
+      for (int k = 0; k < kFeatures / 16; ++k) ldmatrix(owned.word[second] + 4 * k, matrices_at(second, k));
+  }
   XLSTM_DEVICE void load_owned_fragments(OwnedFragments& owned) const {
 #pragma unroll
-    for (int second = 0; second < Smem::kShape.owned; ++second) {
-      smem.barrier(second ? Smem::kOwnedSecond : Smem::kOwnedFirst).wait(0);
-      if constexpr (kOwnedInRegisters)
-#pragma unroll
-        for (int k = 0; k < kFeatures / 16; ++k) ldmatrix(owned.word[second] + 4 * k, matrices_at(second, k));
-    }
+    for (int second = 0; second < Smem::kShape.owned; ++second) load_fragments(owned, second);
   }
 
   // scores = owned tile^T
   XLSTM_DEVICE void multiply_tile(float (&scores)[kScores], const OwnedFragments& fragments, int n, bool second) const {
-    const uint32_t owned = smem.owned_at(second) + uint32_t(panel_bytes(group * kWarpgroupOwned)),
+    const uint32_t owned =
+                       uint32_t(opaque(int(smem.owned_at(second)))) + uint32_t(panel_bytes(group * kWarpgroupOwned)),
                    tile = smem.tile_at(n, second);
     wgmma_fence();
 #pragma unroll
@@ -109,13 +111,13 @@ struct OwnedRows {
       stmatrix(matrices_at(second, q), word[0], word[1], word[2], word[3]);
     }
     __syncwarp();
-    constexpr int kRowVec16s = kFeatures / 8, kAtOnce = 32 / kRowVec16s;  // rows per store of a warp
-    const int vec = lane_id() % kRowVec16s;
-    const char* from = smem.lds + (second ? Smem::kOwnedBytes : 0) + vec / 8 * Smem::kOwnedPanel;
+    constexpr int kRowVec16s = kFeatures / 8;
 #pragma unroll
-    for (int r = 0; r < 16; r += kAtOnce) {
-      const int row = warp_row() + r + lane_id() / kRowVec16s, token = smem.owned + row;
+    for (int i = 0; i < 16 * kRowVec16s; i += 32) {
+      const int row = warp_row() + (i + lane_id()) / kRowVec16s, vec = (i + lane_id()) % kRowVec16s;
+      const char* from = smem.lds + (second ? Smem::kOwnedBytes : 0) + vec / 8 * Smem::kOwnedPanel;
       const Vec16 x = *reinterpret_cast<const Vec16*>(from + panel_vec16_offset(uint32_t(row), uint32_t(vec % 8)));
+      const int token = smem.owned + row;
       if (token < smem.owned_tokens() && vec * 8 < to.columns)
         *reinterpret_cast<Vec16*>(const_cast<E*>(to.data) + token * to.stride + vec * 8) = x;
     }
