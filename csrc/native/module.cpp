@@ -193,7 +193,7 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
                   "rows"_a = p.hopper ? smem.owned_rows() : p.shape.rows,
                   "threads"_a = p.hopper ? gpu::attention::kHopperAttentionThreads : p.shape.threads,
                   "lds_bytes"_a = p.hopper ? smem.lds_bytes() : p.shape.lds_bytes, "blocks"_a = blocks,
-                  "splits"_a = p.splits, "grid"_a = p.hopper ? batch * heads_q * blocks : p.grid);
+                  "splits"_a = p.splits, "grid"_a = p.grid);
 }
 // The plan of attention's backward pass: the blocks that own keys, for dk and dv, and those that own queries, for dq.
 py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k,

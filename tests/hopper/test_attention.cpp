@@ -35,7 +35,8 @@ struct Case {
   std::vector<int> used{}, pads{};  // seqused_k, leftpad_k
   std::vector<float> sink{};        // of forward
   bool backward_only = false;
-  int values = 0;  // features of v, where they are not those of q
+  int values = 0;           // features of v, where they are not those of q
+  bool block_each = false;  // the forward has a block for each item, as for sequences of unlike lengths
 
   int dv() const { return values ? values : features; }
 };
@@ -187,15 +188,15 @@ std::string run(const Case& c) {
   const int64_t one_head = in.heads_q;
   forward.call.lse = {lse.data(), XLSTM_FLOAT32, {q.tensor.stride[0] / c.features, 1, one_head}};
   const AttentionForwardPlan cut = plan_attention_forward(
-      {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, 2, false, true}, 0, 1,
-      {Family::nvidia, 1, 227 << 10, true});
+      {in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.dqk, in.dv, 2, false, true, false, c.block_each},
+      0, 1, {Family::nvidia, 2, 227 << 10, true});  // two multiprocessors: most cases have more items
   if (!cut.hopper) return "forward is not planned";
   try {
     if (c.float16) {
-      if (!c.backward_only) launch_forward_hopper<Float16>(forward, nullptr);
+      if (!c.backward_only) launch_forward_hopper<Float16>(cut, forward, nullptr);
       launch_backward_hopper<Float16>(p, nullptr);
     } else {
-      if (!c.backward_only) launch_forward_hopper<BFloat16>(forward, nullptr);
+      if (!c.backward_only) launch_forward_hopper<BFloat16>(cut, forward, nullptr);
       launch_backward_hopper<BFloat16>(p, nullptr);
     }
   } catch (const std::exception& fault) {
@@ -245,6 +246,8 @@ const std::vector<Case> kCases = {
     {"96 features, float16", 96, 1, 1, {130}, {70}, -1, -1, false, true},
     {"64 features, float16", 64, 1, 1, {130}, {70}, -1, 0, false, true},
     {"places that are not used", 128, 1, 1, {90, 90}, {200, 200}, -1, 0, false, false, {150, 64}, {3, 64}},
+    {"packed, unlike lengths, many items", 64, 2, 1, {300, 0, 20, 150}, {10, 80, 0, 400}, -1, 0, true},
+    {"packed, a block each", 128, 2, 1, {70, 0, 140}, {90, 50, 200}, -1, 0, true, false, {}, {}, {}, false, 0, true},
     {"sinks", 64, 2, 1, {140}, {300}, -1, 0, false, false, {}, {}, {0.5f, 6.0f}},
     {"256 features, causal, tails, two heads of a key head", 256, 2, 1, {200}, {330}, -1, 0},
     {"256 features, more queries than keys, float16", 256, 1, 1, {300}, {170}, -1, 0, false, true},
@@ -269,13 +272,16 @@ void expect(const char* name, emulator::Bug bug, int which, const Case& c, const
 }
 
 template <class Smem>
-void leave_out_barriers(const Case& c) {
+void leave_out_barriers(const Case& many) {
   using Index = typename Smem::BarrierIndex;
   for (const Index index : {Smem::kOwnedFirst, Smem::kOwnedSecond, Smem::kTail, Smem::kFirstFull, Smem::kSecondFull,
                             Smem::kFirstEmpty, Smem::kSecondEmpty, Smem::kWeightsFull, Smem::kWeightsEmpty}) {
-    if (index == Smem::kOwnedSecond && Smem::kShape.owned < 2) continue;
+    if (index == Smem::kOwnedSecond && Smem::kShape.owned < 2 && !Smem::kShape.persistent) continue;
     if (index >= Smem::kWeightsFull && !Smem::kShape.shared_rows) continue;
     if (index == Smem::kSecondEmpty && !Smem::kShape.released_apart) continue;  // kFirstEmpty's
+    // With many tiles, the next item's owned tokens are ordered by the wait for room for this item's last tiles.
+    Case c = many;
+    if (Smem::kShape.persistent && index == Smem::kOwnedEmpty) c.keys = {64};
     const int at = Smem::kBarriers + 8 * index;
     const std::string wait = "no wait for barrier " + std::to_string(index),
                       arrival = "no arrival at barrier " + std::to_string(index);
@@ -297,10 +303,10 @@ int main(int count, char** arguments) {
     }
   using emulator::Bug;
   const Case plain{"planted", 64, 3, 1, {150}, {64}}, wide{"planted, 128 features", 128, 5, 1, {70}, {64}};
-  // More tiles than there is room for.
-  const Case long_of_64{"planted, 64 features, many keys", 64, 1, 1, {40}, {600}},
-      long_of_128{"planted, 128 features, many keys", 128, 1, 1, {40}, {500}},
-      long_of_256{"planted, 256 features, many keys", 256, 1, 1, {40}, {330}},
+  // More tiles than there is room for; four items of the forward for two blocks.
+  const Case long_of_64{"planted, 64 features, many keys", 64, 4, 1, {40}, {600}},
+      long_of_128{"planted, 128 features, many keys", 128, 4, 1, {40}, {500}},
+      long_of_256{"planted, 256 features, many keys", 256, 4, 1, {40}, {330}},
       many_of_256{"planted, 256 features, many queries", 256, 3, 1, {130}, {40}};
   leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(64)>>(long_of_64);
   leave_out_barriers<HopperSmem<ForwardParams, forward_hopper_shape(128)>>(long_of_128);

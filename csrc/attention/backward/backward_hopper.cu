@@ -8,10 +8,13 @@ namespace {
 
 template <class E, int kFeatures>
 void launch_sides(const HopperBackwardParams& p, Stream stream) {
-  launch_hopper_attention("attention dk, dv", dkdv_hopper_kernel<E, kFeatures>, backward_hopper_shape(kFeatures, true),
-                          p, stream);
-  launch_hopper_attention("attention dq", dq_hopper_kernel<E, kFeatures>, backward_hopper_shape(kFeatures, false), p,
-                          stream);
+  const xlstm_attention& in = p.of.call.in;
+  constexpr HopperAttentionShape kOfKeys = backward_hopper_shape(kFeatures, true),
+                                 kOfQueries = backward_hopper_shape(kFeatures, false);
+  launch_hopper_attention("attention dk, dv", dkdv_hopper_kernel<E, kFeatures>, kOfKeys,
+                          ceil_div(in.length_k, kOfKeys.owned_rows()) * in.batch * in.heads_k, p, stream);
+  launch_hopper_attention("attention dq", dq_hopper_kernel<E, kFeatures>, kOfQueries,
+                          ceil_div(in.length_q, kOfQueries.owned_rows()) * in.batch * in.heads_q, p, stream);
 }
 
 }  // namespace

@@ -19,8 +19,9 @@ AttentionCall call_of(const xlstm_attention_forward& p) {
   const bool float8 = is_float8(in.k.dtype);
   const bool panels = !float8 && has_query_tma_layout(in, in.q, in.dqk) && has_key_tma_layout(in, in.k, in.dqk) &&
                       has_key_tma_layout(in, in.v, in.dv) && is_aligned16(p.out, in.dv) && !p.probs.data;
+  const bool packed = in.cu_seqlens_q || in.cu_seqlens_k || in.seqused_k;
   return {in.batch, in.heads_q,          in.heads_k,    in.length_q, in.length_k, in.dqk,
-          in.dv,    element_bytes(in.q), has_score_mod, panels,      float8};
+          in.dv,    element_bytes(in.q), has_score_mod, panels,      float8,      packed};
 }
 // The workspace of a call must not depend on the addresses of its tensors.
 AttentionCall call_without_panels(const xlstm_attention_forward& p) {
@@ -107,7 +108,7 @@ void run(const xlstm_attention_forward& p, const AttentionForwardPlan& plan, voi
   with_call_elements(in, [&](auto elements) {
     using Elements = decltype(elements);
     if constexpr (kHasHopperKernels && sizeof(QueryOf<Elements>) == 2 && !kIsFloat8<KeyOf<Elements>>)
-      if (plan.hopper) return launch_forward_hopper<Elements>(params, stream);
+      if (plan.hopper) return launch_forward_hopper<Elements>(plan, params, stream);
     launch_forward<Elements>(plan, params, stream);
   });
 }

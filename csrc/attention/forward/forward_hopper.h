@@ -5,15 +5,16 @@
 //
 //     S [queries][keys of a tile] = q k^T      w = 2^(S - row_max)      out [queries][features] += w v
 //
-// Who owns what: a block has 128 queries of one head. Each of two consumer warpgroups owns 64 of them, and holds in
-// registers q (32 registers with 128 features), S of a tile of 128 keys (64), the weights of the tile before as
-// operands (32) and out (64); with 256 features S of 80 keys (40), weights (20) and out (128), with 192 of 112 keys,
-// while q stays in shared memory. The producer warp loads tiles of k and v by TMA into a pipeline of two to four stages
-// (hopper_smem.h has the table of barriers). With two stages, k is released as soon as S is done, so that the load of
-// the tile after next has an iteration's time. An iteration of the mainloop starts the wgmma of the next tile's scores,
-// then the wgmma of this tile's out; the online softmax of the next tile's scores overlaps with the latter and with the
-// other warpgroup's wgmma. out and the row sums are rescaled only when a row's maximum has grown by more than 2^8 since
-// they were rescaled last.
+// Who owns what: an item is 128 queries of one head. Persistent blocks, as many as multiprocessors, take items in turn
+// (hopper_rows.h); for sequences of unlike lengths the grid has a block for each item. Each of two consumer warpgroups
+// owns 64 of the queries, and holds in registers q (32 registers with 128 features), S of a tile of 128 keys (64), the
+// weights of the tile before as operands (32) and out (64); with 256 features S of 80 keys (40), weights (20) and out
+// (128), with 192 of 112 keys, while q stays in shared memory. The producer warp loads tiles of k and v by TMA into a
+// pipeline of two to four stages (hopper_smem.h has the table of barriers). With two stages, k is released as soon as S
+// is done, so that the load of the tile after next has an iteration's time. An iteration of the mainloop starts the
+// wgmma of the next tile's scores, then the wgmma of this tile's out; the online softmax of the next tile's scores
+// overlaps with the latter and with the other warpgroup's wgmma. out and the row sums are rescaled only when a row's
+// maximum has grown by more than 2^8 since they were rescaled last.
 //
 // Iteration n of a consumer warpgroup, time from left to right. The prologue computes S(0) and w(0), the last step
 // out of the last tile.
@@ -21,6 +22,12 @@
 //   producer warp   wait empty | TMA k, v of tile n + stages                          (runs ahead of the consumers)
 //   consumer        wait k(n + 1), v(n) | wait S, release k | softmax: w(n + 1) | wait out, release v(n), rescale
 //   tensor cores    S(n + 1) = q k^T                        | out += w(n) v(n)  |
+//
+// From item to item the tiles' numbers run on. The consumers release q when it is in registers or when the last S is
+// done, and store out from registers, so that the next item's q, k and v arrive while this one ends:
+//
+//   producer warp   ... last tile | wait owned empty | q of the next item | its k, v, as stages become empty
+//   consumer        ... last S, release q | last out | store out, lse     | wait q, k | S(0) of the next item ...
 //
 // Floor: 4 x features flops for each pair; an exp for each, which takes half as long as the products with 64 features,
 // a quarter with 128. With 256 a product of 64 by 80 scores takes 40 cycles and reads shared memory for 36 of them.
@@ -90,14 +97,16 @@ struct HopperForward {
     uint32_t weights[kScores / 2];
     OwnedFragments fragments;
     rows.load_owned_fragments(fragments);
-    int first = smem.visible_tiles.first * kTile, n = 0;
-    start_scores(s, fragments, 0);
+    if constexpr (Rows::kOwnedInRegisters) smem.release_owned();
+    int first = smem.visible_tiles.first * kTile, n = smem.done.tiles;
+    const int last = n + smem.tiles - 1;
+    start_scores(s, fragments, n);
     wgmma_wait<0>(s);
-    smem.release(0, false);
+    smem.release(n, false);
     online_softmax(s, first, rescale);
     pack_all(weights, s);
 #pragma unroll 1
-    for (; n + 1 < smem.tiles; ++n) {
+    for (; n < last; ++n) {
       first += kTile;
       start_scores(s, fragments, n + 1);
       start_out(out, weights, n);
@@ -111,6 +120,7 @@ struct HopperForward {
         for (int i = 0; i < kSums; ++i) out[i] *= rescale.value[Rows::half(i)];
       pack_all(weights, s);
     }
+    if constexpr (!Rows::kOwnedInRegisters) smem.release_owned();
     start_out(out, weights, n);
     wgmma_wait<0>(out);
     smem.release(n, true);
@@ -133,7 +143,7 @@ struct HopperForward {
       if (lane_id() % 4 == 0 && query < smem.queries)
         epilogue.store_lse(epilogue.offset(smem.query_head, query), row.lse);
     }
-    rows.store(out, factor, false, query_rows<E>(smem.at, call.out, smem.query_head, call.in.dv, true));
+    rows.store_directly(out, factor, query_rows<E>(smem.at, call.out, smem.query_head, call.in.dv, true));
   }
 };
 

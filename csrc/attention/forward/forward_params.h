@@ -20,7 +20,7 @@ template <class Elements>
 void launch_forward(const AttentionForwardPlan&, const ForwardParams&, Stream);
 // The launch of the Hopper kernel, for 2-byte dtypes, in a library for CUDA.
 template <class E>
-void launch_forward_hopper(const ForwardParams&, Stream);
+void launch_forward_hopper(const AttentionForwardPlan&, const ForwardParams&, Stream);
 
 // A block's part of the call.
 struct ForwardBlock {

@@ -41,18 +41,22 @@ AttentionForwardPlan plan_attention_forward(const AttentionCall& call, int64_t b
   const int64_t blocks = std::max<int64_t>(1, heads * plan.blocks);
   const bool hopper_takes = chip.hopper && call.panels && block_size == 0 && splits <= 1 &&
                             suits_hopper_attention(call.element_bytes, call.has_score_mod, call.dqk, call.dv);
+  const int64_t hopper_items =
+      hopper_takes ? call.batch * call.heads_q *
+                         ceil_div(call.queries, forward_hopper_shape(hopper_features(call.dqk, call.dv)).owned_rows())
+                   : 0;
   plan.splits = splits;
   if (splits == 0) {  // as many as fill the chip, where blocks of rows do not
     const int64_t at_once = int64_t(chip.compute_units) * plan.shape.blocks;
     const int64_t max_splits = std::min(kMaxSplits, call.keys / kMinSplitKeys);
     plan.splits = 2 * blocks > at_once ? 1 : std::max<int64_t>(1, std::min(at_once / blocks, max_splits));
     // The Hopper kernel has no split-KV, and is as fast on half of the chip as the common kernel on all of it.
-    const int64_t hopper_rows = forward_hopper_shape(hopper_features(call.dqk, call.dv)).owned_rows();
-    if (hopper_takes && 2 * call.batch * call.heads_q * ceil_div(call.queries, hopper_rows) > chip.compute_units)
-      plan.splits = 1;
+    if (2 * hopper_items > chip.compute_units) plan.splits = 1;
   }
-  plan.grid = heads * plan.blocks * plan.splits;
   plan.hopper = hopper_takes && plan.splits == 1;
+  // Persistent blocks, where the items have like lengths; otherwise the hardware balances them, with a block each.
+  plan.grid = plan.hopper ? (call.packed ? hopper_items : std::min<int64_t>(hopper_items, chip.compute_units))
+                          : heads * plan.blocks * plan.splits;
   return plan;
 }
 

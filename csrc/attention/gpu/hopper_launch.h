@@ -20,14 +20,12 @@ inline CUtensorMap key_map(const xlstm_attention& in, const xlstm_tensor& x, int
                     x.stride, box);
 }
 
+// blocks: of the grid.
 template <class Params>
 void launch_hopper_attention(const char* name, void (*kernel)(HopperAttentionParams<Params>),
-                             const HopperAttentionShape& shape, const HopperAttentionParams<Params>& p, Stream stream) {
-  const xlstm_attention& in = p.of.call.in;
-  const int64_t tokens = shape.of_keys ? in.length_k : in.length_q;
-  const int64_t heads = in.batch * (shape.of_keys ? in.heads_k : in.heads_q);
-  launch(name, kernel, {ceil_div(tokens, shape.owned_rows()) * heads, kHopperAttentionThreads, shape.lds_bytes()},
-         stream, p);
+                             const HopperAttentionShape& shape, int64_t blocks, const HopperAttentionParams<Params>& p,
+                             Stream stream) {
+  launch(name, kernel, {blocks, kHopperAttentionThreads, shape.lds_bytes()}, stream, p);
 }
 
 }  // namespace xlstm::gpu::attention

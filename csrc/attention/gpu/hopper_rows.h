@@ -46,7 +46,7 @@ struct OwnedRows {
     uint32_t word[Smem::kShape.owned][kOwnedInRegisters ? kFeatures / 4 : 1];
   };
   XLSTM_DEVICE void load_fragments(OwnedFragments& owned, bool second) const {
-    smem.barrier(second ? Smem::kOwnedSecond : Smem::kOwnedFirst).wait(0);
+    smem.wait_owned(second);
     if constexpr (kOwnedInRegisters)
 #pragma unroll
       for (int k = 0; k < kFeatures / 16; ++k) ldmatrix(owned.word[second] + 4 * k, matrices_at(second, k));
@@ -122,29 +122,100 @@ struct OwnedRows {
         *reinterpret_cast<Vec16*>(const_cast<E*>(to.data) + token * to.stride + vec * 8) = x;
     }
   }
+
+  // The same from registers alone, where the owned tokens' memory already takes the next item's: the lanes of a quad
+  // exchange words, so that each has 8 neighbouring features of a row.
+  XLSTM_DEVICE void store_directly(const float (&sums)[kSums], const float (&factor)[2], const TokenRows<E>& to) const {
+    const int in_quad = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < kSums; i += 16)  // 32 features of two rows
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint32_t word[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const int at = i + 4 * w + 2 * h;
+          word[w] = pack_exact(E{}, sums[at] * factor[h], sums[at + 1] * factor[h]);
+        }
+        transpose_in_quad(word, in_quad);
+        const int token = smem.owned + first_row() + 8 * h, feature = 2 * i + 8 * in_quad;
+        if (token < smem.owned_tokens() && feature < to.columns)
+          *reinterpret_cast<Vec16*>(const_cast<E*>(to.data) + token * to.stride +
+                                    feature) = {{word[0], word[1], word[2], word[3]}};
+      }
+  }
+  // Word w of lane l of a quad becomes word l of lane w.
+  XLSTM_DEVICE static void transpose_in_quad(uint32_t (&word)[4], int in_quad) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if (w & bit) continue;
+        uint32_t &low = word[w], &high = word[w | bit];
+        const uint32_t other = as_bits(shuffle_xor(as_float(in_quad & bit ? low : high), bit));
+        (in_quad & bit ? low : high) = other;
+      }
+  }
 };
 
-// Kernel body of a block. Heads vary fastest in the grid, so that the blocks of one head run together, and blocks with
-// much work come first: under a causal mask early keys and late queries see the most tokens. The consumer warpgroups
-// call f(smem, warpgroup); the producer warpgroup loads tiles.
+// The items of a grid: a block's tokens of a head. Heads vary fastest, so that the items of one head are processed
+// together, and items with much work come first: under a causal mask early keys and late queries see the most tokens.
+template <class Smem>
+struct HopperItems {
+  uint32_t heads, all_heads, blocks;
+
+  XLSTM_DEVICE explicit HopperItems(const xlstm_attention& in)
+      : heads(uint32_t(Smem::kOfKeys ? in.heads_k : in.heads_q)),
+        all_heads(heads * uint32_t(in.batch)),
+        blocks((uint32_t(Smem::kOfKeys ? in.length_k : in.length_q) + Smem::kOwned - 1) / Smem::kOwned) {}
+
+  XLSTM_DEVICE uint32_t count() const { return all_heads * blocks; }
+  template <class Params>
+  XLSTM_DEVICE Smem item(const HopperAttentionParams<Params>& params, uint32_t i, char* lds,
+                         const typename Smem::Progress& done) const {
+    const uint32_t head = i % all_heads, block = i / all_heads;
+    return Smem(params, head / heads, int(head % heads), int(Smem::kOfKeys ? block : blocks - 1 - block), lds, done);
+  }
+  // Calls f(smem) for the items of a persistent block. They are dealt to blocks and back, in a snake, so that each
+  // block has early and late ones.
+  template <class Params, class F>
+  XLSTM_DEVICE void each(const HopperAttentionParams<Params>& params, char* lds, F&& f) const {
+    typename Smem::Progress done;
+    for (uint32_t first = 0, round = 0; first < count(); first += gridDim.x, ++round) {
+      const uint32_t i = first + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      if (i >= count()) continue;
+      const Smem smem = item(params, i, lds, done);
+      if (smem.owned >= smem.owned_tokens()) continue;
+      f(smem);
+      done.tiles += smem.tiles, done.items += smem.tiles > 0;
+    }
+  }
+};
+
+// Kernel body of a block: the consumer warpgroups call f(smem, warpgroup), the producer warpgroup loads tiles.
 template <class Smem, class Params, class Begin, class F>
 XLSTM_DEVICE void run_hopper_attention(const HopperAttentionParams<Params>& params, char* lds, Begin&& prologue,
                                        F&& f) {
-  const xlstm_attention& in = params.of.call.in;
-  const uint32_t heads = uint32_t(Smem::kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
-  const uint32_t which = blockIdx.x % all, blocks = (uint32_t(in.length_q) + Smem::kOwned - 1) / Smem::kOwned;
-  const int block = int(Smem::kOfKeys ? blockIdx.x / all : blocks - 1 - blockIdx.x / all);
-  const Smem smem(params, which / heads, int(which % heads), block, lds);
+  const HopperItems<Smem> items(params.of.call.in);
+  const Smem smem = items.item(params, blockIdx.x, lds, {});
   prologue(smem);
-  if (smem.owned >= smem.owned_tokens()) return;
+  const bool has_one_item = !Smem::kShape.persistent || gridDim.x >= items.count();
+  if (has_one_item && smem.owned >= smem.owned_tokens()) return;
   smem.init_barriers();
+  const auto each_item = [&](auto&& run) {
+    if constexpr (Smem::kShape.persistent)
+      items.each(params, lds, run);
+    else
+      run(smem);
+  };
   const int warp = shuffle_from(int(threadIdx.x / 32), 0, 32);
   if (warp < 4) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp == 0) smem.produce_tiles();
+    int tails = 0;
+    if (warp == 0) each_item([&](const Smem& item) { item.produce_tiles(tails); });
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
-    f(smem, warp / 4 - 1);
+    each_item([&](const Smem& item) { f(item, warp / 4 - 1); });
   }
 }
 

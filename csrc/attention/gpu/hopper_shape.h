@@ -25,6 +25,7 @@ struct HopperAttentionShape {
   bool with_queries;        // lse and D of a tile's queries are loaded with the tile
   bool shared_rows;         // the consumer warpgroups own the same tokens, and the first sends weights to the second
   bool turns;               // they issue their products in turns
+  bool persistent;          // a block takes items (its tokens of a head) in turn; there are as many as multiprocessors
 
   constexpr int owned_rows() const { return shared_rows ? kWarpgroupOwned : 2 * kWarpgroupOwned; }
 
@@ -56,9 +57,9 @@ constexpr int hopper_features(int64_t dqk, int64_t dv) {
 // its operands, one of 64 by 64 as long.
 constexpr HopperAttentionShape forward_hopper_shape(int features) {
   if (features > 128)
-    return {features, false, 1, features == 256 ? 80 : 112, {2, 2}, true, false, false, false, false, false};
+    return {features, false, 1, features == 256 ? 80 : 112, {2, 2}, true, false, false, false, false, false, true};
   const int stages = features == 128 ? 3 : 4;
-  return {features, false, 1, 128, {stages, stages}, false, true, false, false, false, false};
+  return {features, false, 1, 128, {stages, stages}, false, true, false, false, false, false, true};
 }
 
 // Registers of a thread: one each for scores and dP per two tokens of a tile, half of that as operands, and half a
@@ -70,11 +71,11 @@ constexpr HopperAttentionShape backward_hopper_shape(int features, bool of_keys)
   if (features > 128) {
     const int stages = features == 256 ? 2 : 3, second_stages = of_keys ? stages : stages - 1;
     const bool turns = of_keys || features == 192;  // dq of 256 was slower: its one stage of v would have less time
-    return {features, of_keys, 2, 64, {stages, second_stages}, true, false, false, of_keys, of_keys, turns};
+    return {features, of_keys, 2, 64, {stages, second_stages}, true, false, false, of_keys, of_keys, turns, false};
   }
   const bool registers_short = of_keys && features == 128, wide = !of_keys && features == 64;
-  return {features, of_keys, 2,    wide ? 128 : 64, {4, 4}, false, !registers_short && !wide, !registers_short,
-          of_keys,  false,   false};
+  return {features,         of_keys, 2,     wide ? 128 : 64, {4, 4}, false, !registers_short && !wide,
+          !registers_short, of_keys, false, false,           false};
 }
 
 // Calls that these kernels support: 2-byte elements, and scores that are only scaled products.

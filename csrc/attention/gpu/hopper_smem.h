@@ -6,8 +6,9 @@
 // tile.
 //
 //   barrier       arrives                                  count  waits                    parity
-//   kOwnedFirst   TMA, first owned matrix                  1      consumers, once          0
+//   kOwnedFirst   TMA, first owned matrix                  1      consumers, per item      item % 2
 //   kOwnedSecond  TMA, second owned matrix                 1      consumers, once          0
+//   kOwnedEmpty   persistent: each consumer warp           8      producer warp            item % 2 ^ 1
 //   kTail         TMA, both matrices of a tail tile        1      producer warp            number of the tail % 2
 //   kFirstFull    TMA (tail: producer lane 0), per stage   1      consumers                parity(n, false), tile n
 //   kSecondFull   TMA (tail: producer lane 0), per stage   1      consumers                parity(n, true)
@@ -17,7 +18,8 @@
 //   kWeightsEmpty each warp of the second consumer group   4      first consumer group     n % 2 ^ 1
 //
 // The two matrices of the tiles are rings of their own. Where they are released together, kFirstEmpty and kSecondEmpty
-// are the same barriers.
+// are the same barriers. A persistent block takes several items, its tokens of a head, in turn: tiles, and items that
+// have tiles, are numbered from its first item on, so that the producer runs ahead into the next item.
 #pragma once
 
 #include "arch/hopper/hopper.h"
@@ -58,6 +60,7 @@ struct HopperSmem {
   enum BarrierIndex {
     kOwnedFirst,
     kOwnedSecond,
+    kOwnedEmpty = kOwnedSecond,  // persistent blocks own one matrix
     kTail,
     kFirstFull,
     kSecondFull = kFirstFull + kShape.stages[0],
@@ -69,13 +72,18 @@ struct HopperSmem {
   };
   static_assert(kBarrierCount == kShape.barriers());
 
-  // Limits of the masks, in shared memory: few tiles need them, and registers are short.
+  // Limits of the masks, in shared memory (but for persistent blocks, whose items' limits differ): few tiles need them,
+  // and registers are short.
   struct Limits {
     uint32_t span, lowest;  // a key is visible when key - query - lowest <= span
     int keys, pad;
   };
   static_assert(sizeof(Limits) == kLimitsBytes);
 
+  // What a persistent block has done before an item: tiles, items that have tiles.
+  struct Progress {
+    int tiles = 0, items = 0;
+  };
   // A tile of a query head. Where a block owns keys it walks the query heads in turn.
   struct TileCoord {
     int member, first;
@@ -89,10 +97,12 @@ struct HopperSmem {
   Band band;
   VisibleTiles visible_tiles;
   int tiles;  // of all heads
+  Progress done;
   char* lds;
   uint32_t base;
 
-  XLSTM_DEVICE HopperSmem(const HopperAttentionParams<Params>& all, int64_t b, int head, int block, char* memory)
+  XLSTM_DEVICE HopperSmem(const HopperAttentionParams<Params>& all, int64_t b, int head, int block, char* memory,
+                          const Progress& before = {})
       : params(all),
         p(all.of),
         at(all.of.call.in, b),
@@ -100,6 +110,7 @@ struct HopperSmem {
         keys(int(at.keys)),
         owned(block * kOwned),
         band(all.of.call.in, keys - queries),
+        done(before),
         lds(memory),
         base(lds_address(memory)) {
     const int group = int(at.group());
@@ -132,7 +143,13 @@ struct HopperSmem {
   XLSTM_DEVICE typename Band::FullyVisible fully_visible_tiles(int first_owned, int count) const {
     return band.template fully_visible_tiles<kOfKeys>(first_owned, count, keys, kTile);
   }
-  XLSTM_DEVICE Limits& limits() const { return *reinterpret_cast<Limits*>(lds + kLimits); }
+  XLSTM_DEVICE Limits limits_of_item() const {
+    return {uint32_t(band.span), uint32_t(band.diagonal) + uint32_t(band.min_distance), keys, 0};
+  }
+  XLSTM_DEVICE Limits limits() const {
+    if constexpr (kShape.persistent) return limits_of_item();
+    return *reinterpret_cast<const Limits*>(lds + kLimits);
+  }
 
   // Four weights of this thread and of the other warpgroup's thread with the same rows.
   XLSTM_DEVICE Vec16* weights(int quad) const {
@@ -161,18 +178,24 @@ struct HopperSmem {
     if (kShape.released_apart || second) empty(n, second).arrive_once_per_warp();
   }
 
-  // Initialises the barriers and limits; the whole block calls it before anything else. Consumers arrive
-  // once per warp.
+  // Initialises the barriers and limits; the whole block calls it before anything else. Consumers arrive once per warp.
   XLSTM_DEVICE void init_barriers() const {
     constexpr int kGroupWarps = kWarpgroup / 32;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < kFirstEmpty; ++i) barrier(i).init(1);
+      for (int i = 0; i < kFirstEmpty; ++i)
+        barrier(i).init(kShape.persistent && i == kOwnedEmpty ? 2 * kGroupWarps : 1);
       for (int i = kFirstEmpty; i < kWeightsFull; ++i) barrier(i).init(2 * kGroupWarps);
       for (int i = kWeightsFull; i < kBarrierCount; ++i) barrier(i).init(kGroupWarps);
       fence_mbarrier_init();
-      limits() = {uint32_t(band.span), uint32_t(band.diagonal) + uint32_t(band.min_distance), keys, 0};
+      if constexpr (!kShape.persistent) *reinterpret_cast<Limits*>(lds + kLimits) = limits_of_item();
     }
     __syncthreads();
+  }
+  XLSTM_DEVICE void wait_owned(bool second) const {
+    barrier(second ? kOwnedSecond : kOwnedFirst).wait(uint32_t(done.items % 2));
+  }
+  XLSTM_DEVICE void release_owned() const {
+    if constexpr (kShape.persistent) barrier(kOwnedEmpty).arrive_once_per_warp();
   }
 
   // ---- producer: TMA loads by one warp
@@ -207,12 +230,14 @@ struct HopperSmem {
   }
   static constexpr uint32_t bytes_of(bool second) { return kTileBytes + (second ? 0 : kShape.row_stats_bytes()); }
 
-  XLSTM_DEVICE void produce_tiles() const {
+  // tails: tail tiles that this block has loaded.
+  XLSTM_DEVICE void produce_tiles(int& tails) const {
     const int lane = threadIdx.x % 32, walked_tokens = kOfKeys ? queries : keys;
-    if (lane == 0 && tiles > 0) load_owned();
-    int tails = 0;
+    if (tiles == 0) return;
+    if constexpr (kShape.persistent) barrier(kOwnedEmpty).wait(uint32_t(done.items % 2 ^ 1));
+    if (lane == 0) load_owned();
     TileCoord coord = first_coord();
-    for (int n = 0; n < tiles; ++n, coord = next(coord)) {
+    for (int n = done.tiles; n < done.tiles + tiles; ++n, coord = next(coord)) {
       const int left = walked_tokens - coord.first;
       if (left < kTile) {
         load_tail(n, coord, left, tails++);
