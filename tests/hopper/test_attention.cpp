@@ -301,6 +301,12 @@ int main(int count, char** arguments) {
       const std::string report = run(c);
       CHECK(report.empty(), "%s: %s", c.name, report.c_str());
     }
+  const auto grid_of = [](bool packed) {  // four heads of four blocks of queries
+    return plan_attention_forward({1, 4, 4, 512, 512, 128, 128, 2, false, true, false, packed}, 0, 1,
+                                  {Family::nvidia, 3, 227 << 10, true})
+        .grid;
+  };
+  CHECK(grid_of(false) == 3 && grid_of(true) == 16, "persistent blocks, or a block for each item");
   using emulator::Bug;
   const Case plain{"planted", 64, 3, 1, {150}, {64}}, wide{"planted, 128 features", 128, 5, 1, {70}, {64}};
   // More tiles than there is room for; four items of the forward for two blocks.

@@ -19,7 +19,7 @@ AttentionCall call_of(const xlstm_attention_forward& p) {
   const bool float8 = is_float8(in.k.dtype);
   const bool panels = !float8 && has_query_tma_layout(in, in.q, in.dqk) && has_key_tma_layout(in, in.k, in.dqk) &&
                       has_key_tma_layout(in, in.v, in.dv) && is_aligned16(p.out, in.dv) && !p.probs.data;
-  const bool packed = in.cu_seqlens_q || in.cu_seqlens_k || in.seqused_k;
+  const bool packed = in.cu_seqlens_q || in.cu_seqlens_k || in.seqused_k || in.leftpad_k;
   return {in.batch, in.heads_q,          in.heads_k,    in.length_q, in.length_k, in.dqk,
           in.dv,    element_bytes(in.q), has_score_mod, panels,      float8,      packed};
 }

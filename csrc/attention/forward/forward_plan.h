@@ -16,7 +16,7 @@ struct AttentionCall {
   bool has_score_mod;   // scores are not just a positive number times products: softcap, ALiBi, dropout, other scales
   bool panels = false;  // TMA can load q, k, v and out, and the caller does not ask for probabilities
   bool float8 = false;  // k and v are floats of 8 bits
-  bool packed = false;  // sequences may have unlike lengths
+  bool packed = false;  // sequences may have unlike lengths: packed, padded, or used in part
 };
 
 struct AttentionForwardPlan {
