@@ -27,6 +27,7 @@ void check_cross_entropy_forward(const xlstm_cross_entropy&, bool on_host);
 void check_cross_entropy_backward(const xlstm_cross_entropy&, bool on_host);
 
 void check_decode(const xlstm_decode&, bool on_host);
+void check_linear_forward(const xlstm_linear_forward&, bool on_host);
 void check_draw(const xlstm_draw&, bool on_host);
 
 }  // namespace xlstm

@@ -31,6 +31,13 @@ constexpr CpuEntry<xlstm_decode, DecodeCpuPlan> kStep = {
       kernels().step(p, plan, workspace, executor);
     }};
 
+constexpr CpuEntry<xlstm_linear_forward, DecodeCpuPlan> kLinear = {
+    check_linear_forward, [](const auto& p, int32_t threads) { return plan_decode_cpu(bytes_of(p.weight), threads); },
+    [](const auto& p, const auto& plan) { return kernels().linear_workspace(p, plan); },
+    [](const auto& p, const auto& plan, void* workspace, const Executor& executor) {
+      kernels().linear(p, plan, workspace, executor);
+    }};
+
 constexpr CpuEntry<xlstm_draw> kDraw = {
     check_draw, [](const auto&, int32_t threads) { return Workers{threads}; },
     [](const auto&, const auto&) { return size_t(0); },
@@ -43,4 +50,10 @@ using namespace xlstm;
 
 size_t xlstm_decode_workspace(const xlstm_decode* p, int32_t threads) { return workspace_bytes(kStep, p, threads); }
 xlstm_status xlstm_decode_step(const xlstm_decode* p, const xlstm_runtime* r) { return call(kStep, p, r); }
+size_t xlstm_linear_forward_workspace(const xlstm_linear_forward* p, int32_t threads) {
+  return workspace_bytes(kLinear, p, threads);
+}
+xlstm_status xlstm_linear_forward_pass(const xlstm_linear_forward* p, const xlstm_runtime* r) {
+  return call(kLinear, p, r);
+}
 xlstm_status xlstm_draw_tokens(const xlstm_draw* p, const xlstm_runtime* r) { return call(kDraw, p, r); }

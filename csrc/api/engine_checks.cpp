@@ -93,6 +93,19 @@ void check_decode(const xlstm_decode& p, bool on_host) {
   for (int64_t b = 0; on_host && b < p.batch; ++b) in_range("tokens", p.tokens[b], 0, p.vocab - 1);
 }
 
+void check_linear_forward(const xlstm_linear_forward& p, bool on_host) {
+  at_least("rows", p.rows, 1);
+  at_least("weight rows", p.weight.rows, 1);
+  at_least("weight columns", p.weight.columns, 1);
+  check({"weight"}, p.weight, p.weight.rows, p.weight.columns);
+  if (!p.weight.bits) invalid("weight: expected bits 4 or 8, got 0");
+  has_data("x", p.x.data);
+  has_float_dtype({"x"}, p.x.dtype);
+  if (!on_host && p.x.dtype != XLSTM_BFLOAT16)
+    expected("x", "bfloat16 on a GPU", "dtype " + std::to_string(int(p.x.dtype)));
+  has_dtype("y", p.y, p.x.dtype);
+}
+
 void check_draw(const xlstm_draw& p, bool) {
   at_least("batch", p.batch, 1);
   in_range("vocab", p.vocab, 1, kMaxVocabulary);

@@ -15,6 +15,7 @@
 #include "engine/gemm_mma/gemm_stream_k_launch.h"
 #include "engine/gemm_mma/gemm_stream_k_shape.h"
 #include "engine/gemv_any_shape.h"
+#include "engine/gpu/device_linear.h"
 #include "engine/gpu/heads_step.h"
 #include "engine/gpu/one_token.h"
 #include "engine/kernels.h"
@@ -126,20 +127,6 @@ xlstm_mlstm_forward mlstm_of(const xlstm_decode& p, const xlstm_decode_block& bl
   in.m_initial = step.m_last = block.m;
   step.h = tensor(at.h, p.heads, p.dhv);
   return step;
-}
-
-bool is_aligned16(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-
-DeviceLinear linear_of(const xlstm_linear& w) {
-  DeviceLinear d{};
-  d.data = w.data, d.scales = w.scales, d.offsets = w.offsets;
-  d.bias = {w.bias.data, w.bias.dtype};
-  d.rows = int(w.rows), d.columns = int(w.columns), d.bits = w.bits, d.code = w.code, d.dtype = w.dtype;
-  d.group_size = int(w.group_size);
-  d.groups = w.bits ? int(ceil_div(w.columns, w.group_size)) : 0;
-  d.row_bytes = w.bits ? int64_t(d.groups) * w.group_size * w.bits / 8 : w.columns * (w.dtype == XLSTM_FLOAT32 ? 4 : 2);
-  d.is_aligned16 = d.row_bytes % 16 == 0 && is_aligned16(w.data);
-  return d;
 }
 
 // Norms rows of x, or each head of them with a gate, into `to`.

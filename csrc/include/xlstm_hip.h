@@ -429,6 +429,26 @@ XLSTM_API xlstm_status xlstm_decode_step(const xlstm_decode*, const xlstm_runtim
 XLSTM_API size_t xlstm_gpu_decode_workspace(const xlstm_decode*);
 XLSTM_API xlstm_status xlstm_gpu_decode_step(const xlstm_decode*, const xlstm_gpu*);
 
+/* ---- a quantised linear layer for few rows: y = x W^T + bias
+ *
+ * Weights are multiplied as they lie in memory and not rounded; x and y have one dtype, in which y is rounded once.
+ * On a CPU they are float, bfloat16 or float16. On a GPU they are bfloat16, and `takes` is 1 where the current device
+ * has a kernel for this layer, its format and alignment, and this many rows: Hopper, for up to 256 rows and groups of
+ * 64 or 128. Where it is 0 the call is an error. */
+typedef struct xlstm_linear_forward {
+  int64_t rows;
+  xlstm_linear weight; /* bits 8 or 4 */
+  xlstm_rows x;        /* rows of weight.columns */
+  xlstm_rows y;        /* rows of weight.rows */
+} xlstm_linear_forward;
+
+XLSTM_API size_t xlstm_linear_forward_workspace(const xlstm_linear_forward*, int32_t threads);
+XLSTM_API xlstm_status xlstm_linear_forward_pass(const xlstm_linear_forward*, const xlstm_runtime*);
+
+XLSTM_API int32_t xlstm_gpu_linear_forward_takes(const xlstm_linear_forward*);
+XLSTM_API size_t xlstm_gpu_linear_forward_workspace(const xlstm_linear_forward*);
+XLSTM_API xlstm_status xlstm_gpu_linear_forward_pass(const xlstm_linear_forward*, const xlstm_gpu*);
+
 /* ---- sampling the next token
  *
  * Samples a token from each row's logits, by the rules of csrc/engine/sampling/sampling.h: the same token on every

@@ -3,7 +3,7 @@
 // model's memory, so that the next call sees a parameter that has changed in place or moved.
 #include <vector>
 
-#include "torch/check.h"
+#include "torch/quantised_weight.h"
 
 namespace xlstm::torch_ops {
 namespace {
@@ -54,15 +54,6 @@ class Weights {
     const xlstm_vector weight = vector(name, size);
     return {weight, vector(name, size)};
   }
-  // Nibbles are stored as uint8.
-  static void set_code(const char* name, ScalarType dtype, xlstm_linear& w) {
-    w.bits = dtype == ScalarType::Byte ? 4 : 8;
-    w.code = dtype == ScalarType::Float8_e4m3fn     ? XLSTM_CODE_E4M3FN
-             : dtype == ScalarType::Float8_e4m3fnuz ? XLSTM_CODE_E4M3FNUZ
-                                                    : XLSTM_CODE_INTEGER;
-    STD_TORCH_CHECK(w.bits == 4 || w.code != XLSTM_CODE_INTEGER || dtype == ScalarType::Char, name,
-                    ": expected int8, uint8, float8_e4m3fn or float8_e4m3fnuz");
-  }
   xlstm_linear linear(const char* name, int64_t columns) {
     const Tensor *data = take(), *scales = take(), *offsets = take();
     xlstm_linear w{};
@@ -71,25 +62,12 @@ class Weights {
       ++next_;  // skips the bias, which is absent too
       return w;
     }
-    STD_TORCH_CHECK(data->dim() == 2, name, ": expected a matrix");
-    w.rows = data->size(0);
-    w.data = data->data_ptr();
     if (scales) {
-      set_code(name, data->scalar_type(), w);
-      check_shape(name, *scales, {w.rows, scales->dim() == 2 ? scales->size(1) : 0});
-      const int64_t groups = scales->size(1), padded_columns = data->size(1) * 8 / w.bits;
-      w.group_size = groups ? padded_columns / groups : 0;
-      STD_TORCH_CHECK(groups && w.group_size * groups == padded_columns && columns <= padded_columns &&
-                          columns > padded_columns - w.group_size,
-                      name, ": expected the groups of ", columns, " columns, got ", groups, " of ", w.group_size);
-      w.dtype = dtype_of(name, *scales);
-      w.scales = scales->data_ptr();
-      if (offsets) {
-        check_shape(name, *offsets, {w.rows, groups});
-        STD_TORCH_CHECK(offsets->scalar_type() == scales->scalar_type(), name, ": expected offsets of scales' dtype");
-        w.offsets = offsets->data_ptr();
-      }
+      w = quantised_weight(name, *data, *scales, offsets, columns);
     } else {
+      STD_TORCH_CHECK(data->dim() == 2, name, ": expected a matrix");
+      w.rows = data->size(0);
+      w.data = data->data_ptr();
       check_shape(name, *data, {w.rows, columns});
       w.dtype = dtype_of(name, *data);
     }

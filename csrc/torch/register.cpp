@@ -18,6 +18,9 @@
 // csrc/torch/engine.cpp. `states` are c, n, m of each block. out (B, V), or (B, D) without a head. A cap of 0 means
 // none.
 //
+// Quantised layers: x (..., D), y (..., rows of weight); weight (rows, bytes), scales and offsets (rows, groups), as
+// models/quantize.py stores them. takes: whether there is a kernel for the call on x's device.
+//
 // Sampling: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool,
 // weights (B, V) int64.
 #include "torch/library.h"
@@ -110,6 +113,10 @@ XLSTM_OPS_DEF(m) {
   m.def(
       "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor weight_index, "
       "Tensor(b!)[] states, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
+  m.def("quantized_linear(Tensor x, Tensor weight, Tensor scales, Tensor? offsets=None, Tensor? bias=None) -> Tensor");
+  m.def(
+      "quantized_linear_takes(Tensor x, Tensor weight, Tensor scales, Tensor? offsets=None, Tensor? bias=None) "
+      "-> bool");
   m.def(
       "draw_tokens_(Tensor(a!) tokens, Tensor logits, Tensor? seeds, Tensor(b!)? numbers, Tensor(c!)? seen, "
       "Tensor(d!)? going, Tensor? ends, Tensor(e!)? weights, int pad, float temperature, int top_k, float top_p, "

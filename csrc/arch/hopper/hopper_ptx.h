@@ -160,6 +160,8 @@ XLSTM_DEVICE void wgmma_wait(Sums&... sums) {
 #define XLSTM_D16(d, i) XLSTM_D4(d, i), XLSTM_D4(d, i + 4), XLSTM_D4(d, i + 8), XLSTM_D4(d, i + 12)
 #define XLSTM_D32(d, i) XLSTM_D16(d, i), XLSTM_D16(d, i + 16)
 #define XLSTM_D64(d, i) XLSTM_D32(d, i), XLSTM_D32(d, i + 32)
+#define XLSTM_TEXT8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define XLSTM_TEXT16 XLSTM_TEXT8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define XLSTM_TEXT32                                                                                                   \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
@@ -222,7 +224,20 @@ XLSTM_DEVICE void wgmma_ss(float (&sum)[4], uint64_t a, uint64_t b, bool add = t
                  "n"(int(kAMnMajor)), "n"(int(kBMnMajor)));
 }
 
-// A in registers; n = 64, 128, 192 or 256 columns.
+// A in registers; n = 16, 32, 64, 128, 192 or 256 columns.
+template <bool kBMnMajor, class E = BFloat16>
+XLSTM_DEVICE void wgmma_rs(float (&sum)[8], const uint32_t* a, uint64_t b, bool add = true) {
+  XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %13, 0;\nwgmma.mma_async.sync.aligned.m64n16",
+                 "{" XLSTM_TEXT8 "}, {%8, %9, %10, %11}, %12, p, 1, 1, %14; }", : XLSTM_D4(sum, 0),
+                 XLSTM_D4(sum, 4) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)),
+                 "n"(int(kBMnMajor)));
+}
+template <bool kBMnMajor, class E = BFloat16>
+XLSTM_DEVICE void wgmma_rs(float (&sum)[16], const uint32_t* a, uint64_t b, bool add = true) {
+  XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32",
+                 "{" XLSTM_TEXT16 "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }", : XLSTM_D16(sum, 0) : "r"(a[0]),
+                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kBMnMajor)));
+}
 template <bool kBMnMajor, class E = BFloat16>
 XLSTM_DEVICE void wgmma_rs(float (&sum)[32], const uint32_t* a, uint64_t b, bool add = true) {
   XLSTM_MULTIPLY("{ .reg .pred p; setp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64",
@@ -254,6 +269,8 @@ XLSTM_DEVICE void wgmma_rs(float (&sum)[128], const uint32_t* a, uint64_t b, boo
 #undef XLSTM_D16
 #undef XLSTM_D32
 #undef XLSTM_D64
+#undef XLSTM_TEXT8
+#undef XLSTM_TEXT16
 #undef XLSTM_TEXT32
 #undef XLSTM_TEXT56
 #undef XLSTM_TEXT64

@@ -12,6 +12,8 @@ struct DecodeCpuKernels {
   const char* isa;
   size_t (*workspace)(const xlstm_decode&, const DecodeCpuPlan&);
   void (*step)(const xlstm_decode&, const DecodeCpuPlan&, void* workspace, const Executor&);
+  size_t (*linear_workspace)(const xlstm_linear_forward&, const DecodeCpuPlan&);
+  void (*linear)(const xlstm_linear_forward&, const DecodeCpuPlan&, void* workspace, const Executor&);
   void (*sample)(const xlstm_draw&, const Executor&);
 };
 

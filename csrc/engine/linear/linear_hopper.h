@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T on Hopper for few rows of x: bfloat16 x and y, quantised W. Weights go from memory to registers as they are
+// and are wgmma's A operand there; x is its B operand in shared memory. An integer is exact in bfloat16: a product has
+// no roundings but those of float sums.
+//
+// Maths: y = sum over groups g of scale_g (q_g x_g) + offset_g sum(x_g). The sum of 64 features (a step) is one chain
+// of four wgmmas; it is scaled in float and added to the running sums, which the next chain does not touch.
+//
+// Who owns what: a cluster has a tile, 128 rows of weights by kBatch rows of x, and each of its blocks a part of the
+// features. Two consumer warpgroups have 64 rows each; a producer warp loads weights and x by TMA; all threads load the
+// scales and offsets of the block's groups once, by cp.async. At the end each block sums up an equal share of the rows:
+// all blocks send it their partial sums, which it adds in the order of parts. Where registers allow it two blocks share
+// a multiprocessor.
+//
+// Barriers:
+//
+//   which           who arrives                                who waits    phase
+//   __syncthreads   all: scales and offsets are there          all          once
+//   full[stage]     the producer, with the bytes               consumers    once around the ring
+//   empty[stage]    each consumer warp                         producer     once around the ring
+//   cluster_sync    all: no block reads its stages any more    all          once
+//   received        thread 0, with the bytes of all parts;     consumers    once
+//                   the bytes by st.async
+//
+// Timeline of a block; a stage has 128 bytes of each row:
+//
+//   weights    | all stages of the ring | a stage behind each empty .............. |
+//   scales     | all, __syncthreads     |
+//   x          |    pdl_wait (pack_linear_kernel) | as weights                     |
+//   consumers  |                        | stage 0 | 1 | 2 | ...                    | cluster_sync, sums to owners, y
+//
+// Floor: the bytes of the weights over the bandwidth of memory. A block reads 2 kBatch bytes of x from L2 a feature,
+// beside 128 rows of weights; from 128 rows of x on wgmma binds.
+#pragma once
+
+#include "arch/hopper/hopper.h"
+#include "arch/nvidia/dependent_launch.h"
+#include "engine/gpu/prologue_epilogue.h"
+#include "engine/gpu/weight_formats.h"
+#include "engine/linear/linear_params.h"
+#include "engine/linear/linear_shape.h"
+
+namespace xlstm::gpu::engine {
+
+// ---- packing x
+
+constexpr int kPackLinearThreads = 256;
+
+// Four neighbouring lanes pack a step of a row: each one instruction's 16 features, in the order of the weights.
+template <int kBits>
+struct LinearPacker {
+  const PackLinearParams& p;
+
+  XLSTM_DEVICE void run() const {
+    const int at = int(blockIdx.x) * kPackLinearThreads + int(threadIdx.x);
+    const int k16 = at % 4, step = at / 4 % p.steps, row = at / 4 / p.steps;  // the row counts those of all passes
+    if (row >= p.passes * p.batch) return;                                    // whole quads of lanes
+    Vec16 even, odd;
+    float sum = 0;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const int k = step * kStepFeatures + linear_quad(kBits, t, k16) * 4;
+      const bool inside = row < p.rows && k < p.columns;
+      const uint64_t quad =
+          inside ? *reinterpret_cast<const uint64_t*>(static_cast<const char*>(p.x) + (row * p.stride + k) * 2) : 0;
+      const uint32_t low = uint32_t(quad), high = uint32_t(quad >> 32);
+      even.word[t] = (low & 0xffffu) | high << 16, odd.word[t] = low >> 16 | (high & 0xffff0000u);
+      sum += (low_float(BFloat16{}, low) + high_float(BFloat16{}, low)) +
+             (low_float(BFloat16{}, high) + high_float(BFloat16{}, high));
+    }
+    const int row_of_pass = row % p.batch;
+    const int64_t panel = int64_t(row / p.batch) * p.steps + step;
+    char* const to = p.panels + panel * linear_panel_bytes(p.batch);
+    *reinterpret_cast<Vec16*>(to + panel_vec16_offset(uint32_t(row_of_pass), uint32_t(2 * k16))) = even;
+    *reinterpret_cast<Vec16*>(to + panel_vec16_offset(uint32_t(row_of_pass), uint32_t(2 * k16 + 1))) = odd;
+    sum = sum_over_lanes<4>(sum);
+    if (k16 == 0) p.sums[panel * p.batch + row_of_pass] = sum;
+  }
+};
+
+template <int kBits>
+__global__ __launch_bounds__(kPackLinearThreads) void pack_linear_kernel(XLSTM_PARAM PackLinearParams kernel_arg) {
+  if constexpr (kHopper) {
+    pdl_trigger();
+    LinearPacker<kBits>{kernel_arg}.run();
+  }
+}
+
+// ---- the product
+
+template <class Weights, int kBatch, bool kOffsets>
+struct QuantisedLinear {
+  static constexpr int kBits = Weights::kBits, kStageSteps = linear_stage_steps(kBits);
+  static constexpr LinearStage kStage = linear_stage(kBits, kBatch, kOffsets);
+  static constexpr int kPanelBytes = linear_panel_bytes(kBatch), kStepBytes = kStepFeatures * kBits / 8;
+  static constexpr int kSums = kBatch / 2;         // registers of a thread
+  static constexpr uint32_t kZeros = 0x41c041c0u;  // 24 twice: what a nibble's zero and 16 are
+  static constexpr bool kAhead = kBatch <= 32 || (kBatch == 64 && linear_blocks_per_sm(kBits, kBatch) == 1);
+  using Load = typename Weights::Load;
+
+  const LinearParams& p;
+  char* const lds;
+  const uint32_t lds_at;
+  const int part, tile, pass, first, steps;  // this block's steps, from `first` on
+
+  XLSTM_DEVICE QuantisedLinear(const LinearParams& params, char* shared)
+      : p(params),
+        lds(shared),
+        lds_at(lds_address(shared)),
+        part(int(blockIdx.x) % params.parts),
+        tile(int(blockIdx.x) / params.parts / params.passes),
+        pass(int(blockIdx.x) / params.parts % params.passes),
+        first(params.steps * part / params.parts),
+        steps(params.steps * (part + 1) / params.parts - first) {}
+
+  XLSTM_DEVICE Mbarrier full(int slot) const { return {lds_at + uint32_t(p.smem.barriers + slot * 16)}; }
+  XLSTM_DEVICE Mbarrier empty(int slot) const { return {full(slot).at + 8}; }
+  XLSTM_DEVICE Mbarrier received() const { return {full(p.smem.stages).at}; }
+  XLSTM_DEVICE int stages() const { return (steps + kStageSteps - 1) / kStageSteps; }
+
+  // A stage's place in the ring; a slot's phase changes once around.
+  struct Slot {
+    int index = 0;
+    uint32_t parity = 0;
+
+    XLSTM_DEVICE void next(int stages) {
+      if (++index < stages) return;
+      index = 0, parity ^= 1;
+    }
+  };
+
+  XLSTM_DEVICE void run() const {
+    const bool produces = wave_id() == kLinearConsumers / 32;
+    if (produces && lane_id() == 0) {
+      for (int s = 0; s < p.smem.stages; ++s) {
+        full(s).init(1);
+        empty(s).init(kLinearConsumers / 32);
+      }
+      received().init(1);
+      fence_mbarrier_init();
+      received().arrive_expect_tx(uint32_t(kLinearRows * kBatch * 4));  // of all parts, of this block's rows
+      load_first_weights();
+    }
+    load_groups(p.w.scales, p.smem.scales);
+    if constexpr (kOffsets) load_groups(p.w.offsets, p.smem.offsets);
+    cp_async_commit();
+    cp_async_wait_group<0>();
+    __syncthreads();
+    if (!produces) return consume();
+    if (lane_id() == 0) load_operands();
+    __syncwarp();
+    cluster_sync();
+  }
+
+  // ---- scales and offsets
+
+  XLSTM_DEVICE int group_shift() const { return p.w.group_size > kStepFeatures ? 1 : 0; }
+  // The bytes of a row's first group from the beginning of all scales.
+  XLSTM_DEVICE int first_group_byte(int row) const {
+    const int at = tile * kLinearRows + row;
+    return ((at < p.w.rows ? at : p.w.rows - 1) * p.w.groups + (first >> group_shift())) * 2;
+  }
+  XLSTM_DEVICE void load_groups(const void* groups, int to) const {
+    const int vec16s = p.smem.scale_row / 16, all_bytes = p.w.rows * p.w.groups * 2;
+    for (int at = int(threadIdx.x); at < kLinearRows * vec16s; at += kLinearThreads) {
+      const int row = at / vec16s, from = (first_group_byte(row) & ~15) + at % vec16s * 16, left = all_bytes - from;
+      const int bytes = left < 0 ? 0 : left < 16 ? left : 16;
+      cp_async_16(lds_address(lds + to + at * 16), static_cast<const char*>(groups) + (bytes ? from : 0), bytes);
+    }
+  }
+
+  // ---- producer: one thread
+
+  // Weights of the ring's first stages do not wait for the kernel that packs x.
+  XLSTM_DEVICE int first_stages() const { return stages() < p.smem.stages ? stages() : p.smem.stages; }
+  XLSTM_DEVICE void load_first_weights() const {
+    for (int n = 0; n < first_stages(); ++n) {
+      announce(n, n);
+      load_weights(n, n);
+    }
+  }
+  XLSTM_DEVICE void load_operands() const {
+    pdl_wait();
+    for (int n = 0; n < first_stages(); ++n) load_x(n, n);
+    Slot slot;
+    for (int n = p.smem.stages; n < stages(); ++n) {
+      empty(slot.index).wait(slot.parity);
+      announce(n, slot.index);
+      load_weights(n, slot.index);
+      load_x(n, slot.index);
+      slot.next(p.smem.stages);
+    }
+  }
+  XLSTM_DEVICE int steps_of(int n) const {
+    const int left = steps - n * kStageSteps;
+    return left < kStageSteps ? left : kStageSteps;
+  }
+  XLSTM_DEVICE void announce(int n, int slot) const {
+    const int x_bytes = steps_of(n) * (kPanelBytes + (kOffsets ? kBatch * 4 : 0));
+    full(slot).arrive_expect_tx(uint32_t(kLinearRows * kLinearRowBytes + x_bytes));
+  }
+  XLSTM_DEVICE void load_weights(int n, int slot) const {
+    tma_load(lds_at + uint32_t(slot * kStage.bytes), &p.weights, (first + n * kStageSteps) * (kStepBytes / 2),
+             tile * kLinearRows, 0, 0, full(slot));
+  }
+  XLSTM_DEVICE void load_x(int n, int slot) const {
+    const int64_t panel = int64_t(pass) * p.steps + first + n * kStageSteps;
+    const uint32_t stage = lds_at + uint32_t(slot * kStage.bytes);
+    bulk_load(stage + kStage.x, p.panels + panel * kPanelBytes, uint32_t(steps_of(n) * kPanelBytes), full(slot));
+    if constexpr (kOffsets)
+      bulk_load(stage + kStage.x_sums, p.sums + panel * kBatch, uint32_t(steps_of(n) * kBatch * 4), full(slot));
+  }
+
+  // ---- consumers
+
+  // The first of a thread's two rows of the tile.
+  XLSTM_DEVICE static int thread_row() { return wave_id() * 16 + linear_lane_row(lane_id() / 4); }
+
+  XLSTM_DEVICE void consume() const {
+    float sum[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[i] = 0;
+    Slot slot;
+#pragma unroll 1
+    for (int k = 0; k < steps; k += kStageSteps) {
+      full(slot.index).wait(slot.parity);
+      multiply_stage(lds + slot.index * kStage.bytes, k, sum);
+      empty(slot.index).arrive_once_per_warp();
+      slot.next(p.smem.stages);
+    }
+    cluster_sync();
+    send_sums(sum);
+    received().wait(0);
+    store_outputs();
+  }
+
+  XLSTM_DEVICE void multiply_stage(const char* stage, int k, float (&sum)[kSums]) const {
+    uint32_t a[kStageSteps][4][4];
+    float part_sum[kSums];
+    read_weights(stage, 0, a[0]);
+#pragma unroll
+    for (int s = 0; s < kStageSteps; ++s) {
+      if (k + s >= steps) break;
+      const uint64_t x = k_major_descriptor(lds_address(stage) + kStage.x + s * kPanelBytes);
+      wgmma_fence();
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) wgmma_rs<false>(part_sum, a[s][k16], x + k16 * kNextKMajor, k16 > 0);
+      wgmma_commit();
+      if (kAhead && s + 1 < kStageSteps) read_weights(stage, s + 1, a[s + 1 < kStageSteps ? s + 1 : s]);
+      float scale[2], offset[2];
+      read_groups(k + s, scale, offset);
+      wgmma_wait<0>(part_sum);
+      if (!kAhead && s + 1 < kStageSteps) read_weights(stage, s + 1, a[s + 1 < kStageSteps ? s + 1 : s]);
+      add_step(stage, s, part_sum, scale, offset, sum);
+    }
+  }
+  // A thread's 16 weights of two rows of a step, as the operands of four instructions.
+  XLSTM_DEVICE static void read_weights(const char* stage, int s, uint32_t (&a)[4][4]) {
+    constexpr int kLoadBytes = kStepBytes / 4;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int byte = s * kStepBytes + lane_id() % 4 * kLoadBytes;
+      const char* const from = stage + panel_vec16_offset(uint32_t(thread_row() + j), uint32_t(byte / 16)) + byte % 16;
+      Load load;
+      if constexpr (kLoadBytes == 16)
+        load = read_vec16(from);
+      else
+        load = __builtin_bit_cast(Load, *reinterpret_cast<const uint64_t*>(from));
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        Vec16 of_load[1];
+        Weights::to_bfloat16(load, n, of_load);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t pair = of_load[0].word[w];
+          a[2 * n + w / 2][w % 2 * 2 + j] = kBits == 4 && !kOffsets ? subtract_bfloat16(pair, kZeros) : pair;
+        }
+      }
+    }
+  }
+  // A step's scales of a thread's two rows, and what the sum of x is multiplied by.
+  XLSTM_DEVICE void read_groups(int step, float (&scale)[2], float (&offset)[2]) const {
+    const int group = (first + step >> group_shift()) - (first >> group_shift());
+    with_dtype(p.w.dtype, [&](auto element) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const char* const row = lds + (thread_row() + j) * p.smem.scale_row + first_group_byte(thread_row() + j) % 16;
+        const auto number = [&](int at) {
+          return low_float(element, *reinterpret_cast<const uint16_t*>(row + at + group * 2));
+        };
+        scale[j] = number(p.smem.scales);
+        if constexpr (kOffsets) offset[j] = __builtin_fmaf(Weights::kZero, scale[j], number(p.smem.offsets));
+      }
+    });
+  }
+  XLSTM_DEVICE static void add_step(const char* stage, int s, const float (&part_sum)[kSums], const float (&scale)[2],
+                                    const float (&offset)[2], float (&sum)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {
+      float2 x_sum;
+      if constexpr (kOffsets)
+        x_sum = *reinterpret_cast<const float2*>(stage + kStage.x_sums + (s * kBatch + i * 2 + lane_id() % 4 * 2) * 4);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        sum[i + r] = __builtin_fmaf(scale[r / 2], part_sum[i + r], sum[i + r]);
+        if constexpr (kOffsets) sum[i + r] = __builtin_fmaf(offset[r / 2], r % 2 ? x_sum.y : x_sum.x, sum[i + r]);
+      }
+    }
+  }
+
+  // ---- sums of all parts: the ring's place holds, by parts and sets of four sums, a vec16 of each thread whose rows
+  // this block owns
+
+  XLSTM_DEVICE int owner_threads() const { return kLinearConsumers / p.parts; }
+  XLSTM_DEVICE int sum_offset(int of_part, int set, int thread) const {
+    return ((of_part * (kSums / 4) + set) * owner_threads() + thread) * 16;
+  }
+  XLSTM_DEVICE void send_sums(const float (&sum)[kSums]) const {
+    const int owner = int(threadIdx.x) / owner_threads(), thread = int(threadIdx.x) % owner_threads();
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {
+      const uint32_t to = lds_at + uint32_t(sum_offset(part, i / 4, thread));
+      st_async_to_cta(uint32_t(owner), to, sum[i], sum[i + 1], received());
+      st_async_to_cta(uint32_t(owner), to + 8, sum[i + 2], sum[i + 3], received());
+    }
+  }
+  XLSTM_DEVICE void store_outputs() const {
+    const int left = p.rows - pass * kBatch;
+    for (int at = int(threadIdx.x); at < kSums / 4 * owner_threads(); at += kLinearConsumers) {
+      const int thread = at % owner_threads(), set = at / owner_threads(), of = part * owner_threads() + thread;
+      float sum[4] = {};
+      for (int n = 0; n < p.parts; ++n) {
+        const Vec16 vec = read_vec16(lds + sum_offset(n, set, thread));
+#pragma unroll
+        for (int r = 0; r < 4; ++r) sum[r] += as_float(vec.word[r]);
+      }
+      const int row = tile * kLinearRows + of / 32 * 16 + linear_lane_row(of % 32 / 4), b = set * 8 + of % 4 * 2;
+      if (row < p.w.rows) store_pairs(row, b, left - b, sum);
+    }
+  }
+  // Outputs of two rows for two rows of x, of which `left` exist.
+  XLSTM_DEVICE void store_pairs(int row, int b, int left, const float (&sum)[4]) const {
+    const bool pair = row + 1 < p.w.rows, words = p.stride % 2 == 0 && pair;  // else a pair is not aligned
+    const float bias[2] = {p.w.bias.data ? value_of(p.w.bias, row) : 0.0f,
+                           p.w.bias.data && pair ? value_of(p.w.bias, row + 1) : 0.0f};
+    uint16_t* const to = static_cast<uint16_t*>(p.y) + (int64_t(pass) * kBatch + b) * p.stride + row;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (c >= left) continue;
+      const uint32_t y = pack(BFloat16{}, sum[c] + bias[0], sum[c + 2] + bias[1]);
+      uint16_t* const at = to + c * p.stride;
+      if (words) {
+        *reinterpret_cast<uint32_t*>(at) = y;
+      } else {
+        at[0] = uint16_t(y);
+        if (pair) at[1] = uint16_t(y >> 16);
+      }
+    }
+  }
+};
+
+template <class Weights, int kBatch, bool kOffsets>
+__global__ __launch_bounds__(kLinearThreads, linear_blocks_per_sm(Weights::kBits, kBatch)) void quantised_linear_kernel(
+    XLSTM_PARAM LinearParams kernel_arg) {
+  if constexpr (kHopper) {
+    extern __shared__ __align__(1024) char lds[];
+    pdl_trigger();
+    QuantisedLinear<Weights, kBatch, kOffsets>(*kernel_params(kernel_arg), lds).run();
+  }
+}
+
+}  // namespace xlstm::gpu::engine
