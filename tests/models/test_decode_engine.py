@@ -17,7 +17,7 @@ from support.engine_calls import copied, counted, in_double, layer_by_layer, no_
 from support.peer_models import relative, small_model, tokens
 from xlstm_hip.models import Stream, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
-from xlstm_hip.models.quantize import quantize
+from xlstm_hip.models.quantize import QuantizedLinear, quantize
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD = (4, 8, 16)  # NH, DHQK, DHHV
@@ -184,10 +184,16 @@ def test_which_rows_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ValueError, match="XLSTM_HIP_DECODE_OP_ROWS: expected a number of rows, 0 or more, or nothing"):
         engine.runs_layers((1, *HEAD))
     monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "")
-    for mixed in (small_model(), quantize(small_model(dtype=torch.bfloat16), 8, progress=False)[0]):
-        engine = decode_engine.engine_of(mixed, mixed._new_engine)
+    quantised = quantize(small_model(dtype=torch.bfloat16), 8, progress=False)[0]
+    for mixed, has_kernels, expected in (
+        (small_model(), True, False),
+        (quantised, False, False),
+        (quantised, True, True),
+    ):
+        engine = mixed._new_engine()
         engine._first = (torch.bfloat16, torch.device("cuda"))
-        assert not engine.runs_layers((64, *HEAD))
+        monkeypatch.setattr(QuantizedLinear, "takes", lambda layer, rows, dtype, has=has_kernels: has)
+        assert [engine.runs_layers((n, *HEAD)) for n in (8, 9, 64, 65)] == [False, expected, expected, True]
 
 
 @pytest.fixture

@@ -37,10 +37,10 @@ FUSED_PROJECTIONS = ("qkv_opreact", None, None, None, "ifgate_preact", None)
 OF_GATES = (*PROJECTIONS[4:], FUSED_PROJECTIONS[4])  # a thousandth of the weights
 ENGINE_STATES = ("float32", "bfloat16")  # of inference_state_dtype
 Part = tuple[nn.Module, str]
-# The largest batch of the op. For NVIDIA's products of 16-bit weights it is measured (docs/lab/decode-h200.md). The op
-# reads weights of 8 and 4 bits as they lie; the layers widen them first.
+# The largest batch of the op; and beside layers whose products NVIDIA's tensor cores make of weights as they lie in
+# memory, as measured (docs/lab/decode-h200.md). Other layers widen quantised weights first.
 MOST_ROWS = 64
-MOST_ROWS_OF_16_BITS = 8
+MOST_ROWS_BESIDE_FAST_LAYERS = 8
 
 
 @torch.library.register_fake("xlstm_hip::decode_step_")
@@ -73,6 +73,7 @@ class _Parts:
         self.called: dict[nn.Module, type] = {}  # those that going layer by layer would call, and what they were
         self.eps: set[float] = set()
         self.stored: set[str] = set()  # the dtypes of linear layers' weights, without the gates'
+        self.quantised: list[QuantizedLinear] = []
         self.adapted: list[tuple[nn.Module, tuple]] = []  # layers with adapters, and what those were
         self.formed = 0  # how many of the tensors were formed for adapters
 
@@ -118,6 +119,7 @@ class _Parts:
             dtype = getattr(getattr(layer, "weight", None), "dtype", "")
             self.stored.add(layer.scheme.q_name if type(layer) is QuantizedLinear else str(dtype))
         if type(layer) is QuantizedLinear:
+            self.quantised.append(layer)
             for stored in STORED:
                 self.tensor(layer._buffers, stored, (layer.scheme.q_dtype,) if stored == "qweight" else WEIGHT_DTYPES)
         elif type(layer) is nn.Linear:
@@ -246,7 +248,9 @@ class DecodeEngine:
             self._take_apart(blocks, embedding, out_norm, head, knows_block)
         except Unknown as reason:
             self.why_not = str(reason)
-        dtypes = {x.dtype for x in parts.tensors}
+        stored = {id(x) for layer in parts.quantised for x in layer.stored()}
+        dtypes = {x.dtype for x in parts.tensors if id(x) not in stored}
+        self._fast: dict[int, bool] = {}  # by rows: whether each quantised layer has a kernel for them
         self._all_16_bits = not parts.adapted and len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16}
         self._weight_index = torch.tensor(parts.weight_index, device="cpu")
         self._graph: StepGraph | None = None
@@ -326,7 +330,11 @@ class DecodeEngine:
             if plan.get("path"):
                 return PATHS[plan["path"]] == BY_LAYERS
         by_tensor_cores = self._all_16_bits and self._first[1].type == "cuda" and torch.version.hip is None
-        return rows > (MOST_ROWS_OF_16_BITS if by_tensor_cores else MOST_ROWS)
+        if rows <= MOST_ROWS_BESIDE_FAST_LAYERS or rows > MOST_ROWS or not by_tensor_cores:
+            return rows > MOST_ROWS
+        if rows not in self._fast:
+            self._fast[rows] = all(layer.takes(rows, self._first[0]) for layer in self._parts.quantised)
+        return self._fast[rows]
 
     def step(
         self,

@@ -3,8 +3,8 @@
 
 A group's weights are scale * q + offset, where q is an integer or, with 8 bits and no offset, a float. Scale and offset
 are chosen from a few candidates by least squared error, after rounding to the dtype in which they are stored.
-csrc/include/xlstm_hip.h documents the layout (xlstm_linear). The decode engine reads these weights directly; for more
-than one token a layer's weights are dequantised and multiplied.
+csrc/include/xlstm_hip.h documents the layout (xlstm_linear). The decode engine reads these weights directly. So does a
+layer, where there is a kernel for the rows of its input; otherwise its weights are dequantised and multiplied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._core.checks import one_of
+from .._core.checks import gradient_needed, one_of
+from .._core.environment import plain_torch_forced
+from .._core.ops import OPS, devices_with_kernels
 from .._core.progress import Progress
 
 Model = TypeVar("Model", bound=nn.Module)  # xLSTMLarge, which imports this module
@@ -34,11 +36,18 @@ SINGLE_NAMES = (
 )  # fmt: skip
 GATES = ("igate_preact", "fgate_preact")  # a thousandth of the weights, and their results are exponents
 STORED = ("qweight", "scales", "offsets")
+MOST_CPU_ROWS = 64  # of x, which a CPU multiplies by quantised weights; a GPU's plan says for itself what it takes
+_DEVICES = devices_with_kernels("quantized_linear")
 FUSED_PARTS = {
     "qkv_opreact": ("q", "k", "v", "ogate_preact"),
     "ifgate_preact": GATES,
     "proj_up_gate_z": ("proj_up_gate", "proj_up"),
 }
+
+
+@torch.library.register_fake("xlstm_hip::quantized_linear")
+def _(x, weight, scales, offsets=None, bias=None):
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 @dataclass(frozen=True)
@@ -176,7 +185,26 @@ class QuantizedLinear(nn.Module):
             torch.addcmul(self.offsets.float().unsqueeze(-1), q, scales, out=weight)
         return weight.view(rows, -1)[:, : self.in_features]
 
+    def has_kernel(self, x: Tensor) -> bool:
+        """Whether x, of as many rows as it has, is multiplied by the weights as they lie in memory."""
+        kind, rows = x.device.type, x.numel() // self.in_features
+        if kind not in _DEVICES or rows == 0 or x.dtype == torch.float64 or plain_torch_forced():
+            return False
+        if kind == "cpu":
+            return rows <= MOST_CPU_ROWS
+        return x.dtype == torch.bfloat16 and OPS.quantized_linear_takes(x, *self.stored(), self.bias)
+
+    def takes(self, rows: int, dtype: torch.dtype) -> bool:
+        """has_kernel for so many rows."""
+        return self.has_kernel(self.scales.new_empty((rows, self.in_features), dtype=dtype))
+
+    def stored(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.qweight, self.scales, self.offsets
+
     def forward(self, x: Tensor) -> Tensor:
+        traced = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
+        if not traced and not gradient_needed(x, self.bias) and self.has_kernel(x):
+            return OPS.quantized_linear(x, *self.stored(), self.bias)
         return F.linear(x, self.widened(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
