@@ -35,7 +35,8 @@ struct Case {
 
 std::string described(const Case& c) {
   return std::string(kNames[int(c.format)]) + ", " + std::to_string(c.rows) + " rows, " + std::to_string(c.features) +
-         " x " + std::to_string(c.columns) + (c.offsets ? ", offsets" : "") + (c.bias ? ", bias" : "");
+         " x " + std::to_string(c.columns) + ", " + std::to_string(c.units) + " multiprocessors" +
+         (c.offsets ? ", offsets" : "") + (c.bias ? ", bias" : "");
 }
 
 uint16_t bfloat16_of(float x) { return uint16_t(__builtin_bit_cast(uint32_t, x) >> 16); }
@@ -87,19 +88,20 @@ void run(const Case& c) {
         return;
       }
     }
-  if (std::getenv("HOPPER_FIGURES")) std::printf("%s: %.2f of what may be off\n", described(c).c_str(), worst);
+  if (std::getenv("HOPPER_FIGURES"))
+    std::printf("%s: %d parts, %.2f of what may be off\n", described(c).c_str(), 1 << plan.part_bits, worst);
 }
 
-// Each batch of a launch, full and not; passes; steps that do not fill a stage, and columns that do not fill a step;
-// rings that are passed more than once; parts of several tiles and several of a tile; odd numbers of features.
+// Each batch of a launch, full and not; passes; one, two, four and eight parts, some of one step; steps that do not
+// fill a stage, and columns that do not fill a step; rings that are passed more than once; odd numbers of features.
 const std::vector<Case> kCases = {
-    {Format::int8, 9, 1088, 300, false, false, 64, 3},    {Format::int8, 16, 640, 40, true, true},
-    {Format::int8, 33, 200, 513, false, true, 64, 5},     {Format::int8, 64, 2112, 256, false, false, 128, 4},
-    {Format::int8, 100, 1088, 140, true, false, 64, 3},   {Format::int8, 250, 712, 130, false, false, 64, 4},
-    {Format::int4, 2, 1216, 270, true, false, 64, 3},     {Format::int4, 17, 1092, 300, false, true, 64, 5},
-    {Format::int4, 64, 1088, 513, true, true, 128, 5},    {Format::int4, 40, 64, 16, false},
-    {Format::int4, 128, 1344, 260, true, false, 64, 5},   {Format::int4, 131, 576, 70, false, false, 64, 2, 200 << 10},
-    {Format::e4m3fn, 12, 1088, 300, false, false, 64, 3}, {Format::e4m3fnuz, 64, 640, 270, false, true, 128, 3},
+    {Format::int8, 9, 1088, 300, false, false, 64, 12},   {Format::int8, 16, 640, 40, true, true, 64, 40},
+    {Format::int8, 33, 200, 513, false, true, 64, 10},    {Format::int8, 64, 2112, 256, false, false, 128, 40},
+    {Format::int8, 100, 1088, 140, true, false, 64, 8},   {Format::int8, 250, 712, 130, false, false, 64, 4},
+    {Format::int4, 2, 1216, 270, true, false, 64, 12},    {Format::int4, 17, 1092, 300, false, true, 64, 40},
+    {Format::int4, 64, 1088, 513, true, true, 128, 16},   {Format::int4, 40, 64, 16, false},
+    {Format::int4, 128, 1344, 260, true, false, 64, 10},  {Format::int4, 131, 576, 70, false, false, 64, 2, 200 << 10},
+    {Format::e4m3fn, 12, 1088, 300, false, false, 64, 5}, {Format::e4m3fnuz, 64, 640, 270, false, true, 128, 12},
 };
 
 // reported: any of these.

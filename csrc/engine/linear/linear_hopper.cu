@@ -11,7 +11,7 @@ namespace {
 
 template <class Weights, bool kOffsets>
 void launch_product(const LinearPlan& plan, const LinearParams& p, Stream stream) {
-  const Grid grid{plan.blocks, kLinearThreads, plan.smem.bytes, true, plan.parts};
+  const Grid grid{plan.blocks, kLinearThreads, plan.smem.bytes, true, 1 << plan.part_bits};
   const auto start = [&](auto kernel) { launch("quantised linear", kernel, grid, stream, p); };
   if (plan.batch == 16) return start(quantised_linear_kernel<Weights, 16, kOffsets>);
   if (plan.batch == 32) return start(quantised_linear_kernel<Weights, 32, kOffsets>);
@@ -32,7 +32,7 @@ void launch_linear(const LinearPlan& plan, const DeviceLinear& w, int rows, cons
                        w,
                        rows,
                        steps,
-                       plan.parts,
+                       plan.part_bits,
                        passes,
                        plan.smem,
                        at.panels,

@@ -18,16 +18,17 @@
 //   __syncthreads   all: scales and offsets are there          all          once
 //   full[stage]     the producer, with the bytes               consumers    once around the ring
 //   empty[stage]    each consumer warp                         producer     once around the ring
-//   cluster_sync    all: no block reads its stages any more    all          once
-//   received        thread 0, with the bytes of all parts;     consumers    once
-//                   the bytes by st.async
+//   cluster_sync    all: no block reads its stages any more    all          once; none of these for one part
+//   bar 1           consumers: the block's sums are stored     consumers    once
+//   received        the producer, with the bytes of all parts  consumers    once
+//   cluster_sync    all: no block is read from any more        all          once
 //
 // Timeline of a block; a stage has 128 bytes of each row:
 //
 //   weights    | all stages of the ring | a stage behind each empty .............. |
 //   scales     | all, __syncthreads     |
 //   x          |    pdl_wait (pack_linear_kernel) | as weights                     |
-//   consumers  |                        | stage 0 | 1 | 2 | ...                    | cluster_sync, sums to owners, y
+//   consumers  |                        | stage 0 | 1 | 2 | ...                    | cluster_sync, sums to owners, y |
 //
 // Floor: the bytes of the weights over the bandwidth of memory. A block reads 2 kBatch bytes of x from L2 a feature,
 // beside 128 rows of weights; from 128 rows of x on wgmma binds.
@@ -107,11 +108,11 @@ struct QuantisedLinear {
       : p(params),
         lds(shared),
         lds_at(lds_address(shared)),
-        part(int(blockIdx.x) % params.parts),
-        tile(int(blockIdx.x) / params.parts / params.passes),
-        pass(int(blockIdx.x) / params.parts % params.passes),
-        first(params.steps * part / params.parts),
-        steps(params.steps * (part + 1) / params.parts - first) {}
+        part(int(blockIdx.x) & ((1 << params.part_bits) - 1)),
+        tile((int(blockIdx.x) >> params.part_bits) / params.passes),
+        pass((int(blockIdx.x) >> params.part_bits) % params.passes),
+        first(params.steps * part >> params.part_bits),
+        steps((params.steps * (part + 1) >> params.part_bits) - first) {}
 
   XLSTM_DEVICE Mbarrier full(int slot) const { return {lds_at + uint32_t(p.smem.barriers + slot * 16)}; }
   XLSTM_DEVICE Mbarrier empty(int slot) const { return {full(slot).at + 8}; }
@@ -138,7 +139,7 @@ struct QuantisedLinear {
       }
       received().init(1);
       fence_mbarrier_init();
-      received().arrive_expect_tx(uint32_t(kLinearRows * kBatch * 4));  // of all parts, of this block's rows
+      if (p.part_bits) received().arrive_expect_tx(uint32_t(kStage.tile_sums));  // of all parts, of this block's rows
       load_first_weights();
     }
     load_groups(p.w.scales, p.smem.scales);
@@ -146,10 +147,24 @@ struct QuantisedLinear {
     cp_async_commit();
     cp_async_wait_group<0>();
     __syncthreads();
-    if (!produces) return consume();
-    if (lane_id() == 0) load_operands();
+    float sum[kSums];
+    if (!produces)
+      consume(sum);
+    else if (lane_id() == 0)
+      load_operands();
     __syncwarp();
+    if (p.part_bits == 0) {
+      if (!produces) store_own(sum);
+      return;
+    }
     cluster_sync();
+    if (!produces) {
+      share_sums(sum);
+      received().wait(0);
+      store_shared();
+    }
+    __syncwarp();
+    cluster_sync();  // a block that has ended could not be read from
   }
 
   // ---- scales and offsets
@@ -216,8 +231,7 @@ struct QuantisedLinear {
   // The first of a thread's two rows of the tile.
   XLSTM_DEVICE static int thread_row() { return wave_id() * 16 + linear_lane_row(lane_id() / 4); }
 
-  XLSTM_DEVICE void consume() const {
-    float sum[kSums];
+  XLSTM_DEVICE void consume(float (&sum)[kSums]) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum[i] = 0;
     Slot slot;
@@ -228,10 +242,6 @@ struct QuantisedLinear {
       empty(slot.index).arrive_once_per_warp();
       slot.next(p.smem.stages);
     }
-    cluster_sync();
-    send_sums(sum);
-    received().wait(0);
-    store_outputs();
   }
 
   XLSTM_DEVICE void multiply_stage(const char* stage, int k, float (&sum)[kSums]) const {
@@ -308,47 +318,60 @@ struct QuantisedLinear {
     }
   }
 
-  // ---- sums of all parts: the ring's place holds, by parts and sets of four sums, a vec16 of each thread whose rows
-  // this block owns
+  // ---- epilogue: of a thread's sums, four at a time are of its two rows and of two rows of x
 
-  XLSTM_DEVICE int owner_threads() const { return kLinearConsumers / p.parts; }
-  XLSTM_DEVICE int sum_offset(int of_part, int set, int thread) const {
-    return ((of_part * (kSums / 4) + set) * owner_threads() + thread) * 16;
-  }
-  XLSTM_DEVICE void send_sums(const float (&sum)[kSums]) const {
-    const int owner = int(threadIdx.x) / owner_threads(), thread = int(threadIdx.x) % owner_threads();
+  XLSTM_DEVICE int first_tile_row() const { return tile * kLinearRows; }
+  XLSTM_DEVICE void store_own(const float (&sum)[kSums]) const {
 #pragma unroll
-    for (int i = 0; i < kSums; i += 4) {
-      const uint32_t to = lds_at + uint32_t(sum_offset(part, i / 4, thread));
-      st_async_to_cta(uint32_t(owner), to, sum[i], sum[i + 1], received());
-      st_async_to_cta(uint32_t(owner), to + 8, sum[i + 2], sum[i + 3], received());
-    }
+    for (int i = 0; i < kSums; i += 4)
+      store_pairs(first_tile_row() + thread_row(), i * 2 + lane_id() % 4 * 2,
+                  {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]});
   }
-  XLSTM_DEVICE void store_outputs() const {
-    const int left = p.rows - pass * kBatch;
-    for (int at = int(threadIdx.x); at < kSums / 4 * owner_threads(); at += kLinearConsumers) {
-      const int thread = at % owner_threads(), set = at / owner_threads(), of = part * owner_threads() + thread;
+
+  // A block owns the rows of so many threads. By parts, its place for partial sums has a vec16 of each of these threads
+  // for each four sums; and so it has, by owners, its own.
+  XLSTM_DEVICE int owner_bits() const { return 8 - p.part_bits; }
+  XLSTM_DEVICE int share_bytes() const { return kSums * 4 << owner_bits(); }
+  XLSTM_DEVICE int vec16_offset(int share, int set, int thread) const {
+    return share * share_bytes() + ((set << owner_bits()) + thread) * 16;
+  }
+  XLSTM_DEVICE void share_sums(const float (&sum)[kSums]) const {
+    const int at = int(threadIdx.x), owner = at >> owner_bits(), thread = at - (owner << owner_bits());
+    char* const own = lds + kStage.tile_sums;
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4)
+      *reinterpret_cast<Vec16*>(own + vec16_offset(owner, i / 4, thread)) = {
+          {as_bits(sum[i]), as_bits(sum[i + 1]), as_bits(sum[i + 2]), as_bits(sum[i + 3])}};
+    fence_async_proxy();
+    barrier_sync(1, kLinearConsumers);
+    if (at < 1 << p.part_bits)
+      bulk_copy_to_cta(uint32_t(at), lds_at + uint32_t(part * share_bytes()),
+                       lds_address(own) + uint32_t(at * share_bytes()), uint32_t(share_bytes()), received());
+  }
+  XLSTM_DEVICE void store_shared() const {
+    for (int at = int(threadIdx.x); at < kSums / 4 << owner_bits(); at += kLinearConsumers) {
+      const int set = at >> owner_bits(), thread = at - (set << owner_bits()), of = (part << owner_bits()) + thread;
       float sum[4] = {};
-      for (int n = 0; n < p.parts; ++n) {
-        const Vec16 vec = read_vec16(lds + sum_offset(n, set, thread));
+#pragma unroll 2
+      for (int n = 0; n < 1 << p.part_bits; ++n) {
+        const Vec16 vec = read_vec16(lds + vec16_offset(n, set, thread));
 #pragma unroll
         for (int r = 0; r < 4; ++r) sum[r] += as_float(vec.word[r]);
       }
-      const int row = tile * kLinearRows + of / 32 * 16 + linear_lane_row(of % 32 / 4), b = set * 8 + of % 4 * 2;
-      if (row < p.w.rows) store_pairs(row, b, left - b, sum);
+      store_pairs(first_tile_row() + of / 32 * 16 + linear_lane_row(of % 32 / 4), set * 8 + of % 4 * 2, sum);
     }
   }
-  // Outputs of two rows for two rows of x, of which `left` exist.
-  XLSTM_DEVICE void store_pairs(int row, int b, int left, const float (&sum)[4]) const {
+  XLSTM_DEVICE void store_pairs(int row, int b, const float (&sum)[4]) const {
+    if (row >= p.w.rows) return;
     const bool pair = row + 1 < p.w.rows, words = p.stride % 2 == 0 && pair;  // else a pair is not aligned
     const float bias[2] = {p.w.bias.data ? value_of(p.w.bias, row) : 0.0f,
                            p.w.bias.data && pair ? value_of(p.w.bias, row + 1) : 0.0f};
-    uint16_t* const to = static_cast<uint16_t*>(p.y) + (int64_t(pass) * kBatch + b) * p.stride + row;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if (c >= left) continue;
+      const int of_all = pass * kBatch + b + c;
+      if (of_all >= p.rows) continue;
       const uint32_t y = pack(BFloat16{}, sum[c] + bias[0], sum[c + 2] + bias[1]);
-      uint16_t* const at = to + c * p.stride;
+      uint16_t* const at = static_cast<uint16_t*>(p.y) + of_all * p.stride + row;
       if (words) {
         *reinterpret_cast<uint32_t*>(at) = y;
       } else {

@@ -21,8 +21,8 @@ struct PackLinearParams {
 struct LinearParams {
   CUtensorMap weights;  // rows of bytes, as elements of two
   DeviceLinear w;
-  int rows;  // of x
-  int steps, parts, passes;
+  int rows;                      // of x
+  int steps, part_bits, passes;  // 2^part_bits parts
   LinearSmem smem;
   const char* panels;
   const float* sums;

@@ -15,14 +15,13 @@ LinearPlan plan_linear(const LinearShape& p, const Chip& chip) {
   plan.passes = ceil_div(p.rows, int64_t(plan.batch));
   const LinearStage stage = linear_stage(p.bits, plan.batch, p.offsets);
   const int lds_bytes = linear_most_lds(p.bits, plan.batch, chip.lds_bytes);
-  const int64_t places = int64_t(chip.compute_units) * linear_blocks_per_sm(p.bits, plan.batch);
-  // As few parts as leave no place for a block empty, and whose scales fit.
-  for (plan.parts = 1; plan.parts <= kMostLinearParts; plan.parts *= 2) {
-    const int64_t steps = ceil_div(plan.steps, int64_t(plan.parts));
-    plan.blocks = plan.tiles * plan.passes * plan.parts;
+  // As few parts as leave no multiprocessor without a block, and whose scales fit.
+  for (; 1 << plan.part_bits <= kMostLinearParts; ++plan.part_bits) {
+    const int64_t steps = ceil_div(plan.steps, int64_t(1) << plan.part_bits);
+    plan.blocks = plan.tiles * plan.passes << plan.part_bits;
     plan.smem = linear_smem_within(stage, int(steps), p.group_size, p.offsets, lds_bytes);
-    const bool may_split = plan.parts < kMostLinearParts && steps >= 2 * linear_stage_steps(p.bits);
-    if (plan.smem.stages && (plan.blocks * 2 > places || !may_split)) return plan;
+    const bool may_split = 1 << plan.part_bits < kMostLinearParts && steps >= 2 * linear_stage_steps(p.bits);
+    if (plan.smem.stages && (plan.blocks * 2 > chip.compute_units || !may_split)) return plan;
   }
   return {};
 }

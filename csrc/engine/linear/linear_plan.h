@@ -16,8 +16,8 @@ struct LinearShape {
 };
 
 struct LinearPlan {
-  int batch;  // rows of x that a launch multiplies at a time; 0: no kernel takes the product
-  int parts;  // of the features: blocks of a cluster
+  int batch;      // rows of x that a launch multiplies at a time; 0: no kernel takes the product
+  int part_bits;  // 2^part_bits parts of the features: blocks of a cluster
   LinearSmem smem;
   int64_t steps, tiles, passes;  // of 64 features; of W's rows; of x's
   int64_t blocks;

@@ -22,9 +22,10 @@ constexpr int linear_stage_steps(int bits) { return kLinearRowBytes * 8 / bits /
 // Blocks that share a multiprocessor, where their registers and stages allow it: one loads while the other sums up.
 constexpr int linear_blocks_per_sm(int bits, int batch) { return batch <= 32 || (batch == 64 && bits == 8) ? 2 : 1; }
 
-// Where a stage has what: a panel of weights, one of x for each step (arch/hopper/hopper.h), sums of x.
+// Where a stage has what: a panel of weights, one of x for each step (arch/hopper/hopper.h), sums of x. And the bytes
+// of the tile's sums.
 struct LinearStage {
-  int x, x_sums, bytes;
+  int x, x_sums, bytes, tile_sums;
 };
 constexpr int linear_panel_bytes(int batch) { return batch * kStepFeatures * 2; }
 constexpr LinearStage linear_stage(int bits, int batch, bool offsets) {
@@ -33,12 +34,14 @@ constexpr LinearStage linear_stage(int bits, int batch, bool offsets) {
   at.x = kLinearRows * kLinearRowBytes;
   at.x_sums = at.x + steps * linear_panel_bytes(batch);
   at.bytes = (at.x_sums + (offsets ? steps * batch * 4 : 0) + 1023) / 1024 * 1024;
+  at.tile_sums = kLinearRows * batch * 4;
   return at;
 }
 
-// Where a block has what. The stages are first, and in their place partial sums at the end; then the scales, and the
-// offsets, of all of the block's groups, by rows, each from the multiple of 16 bytes on in which its first one lies;
-// then mbarriers, two of each stage, and one for partial sums.
+// Where a block has what. The stages are first, and in their place, at the end, the partial sums of all parts for the
+// rows that this block owns, then this block's for all rows; behind the stages are the scales, and the offsets, of all
+// of the block's groups, by rows, each from the multiple of 16 bytes on in which its first one lies; then mbarriers,
+// two of each stage, and one for partial sums.
 struct LinearSmem {
   int stages, scales, offsets, barriers, bytes;
   int scale_row;  // bytes from row to row
@@ -60,7 +63,7 @@ constexpr LinearSmem linear_smem_within(const LinearStage& stage, int steps, int
   LinearSmem at{};
   for (int stages = kLeastLinearStages; stages <= kMostLinearStages; ++stages) {
     const LinearSmem more = linear_smem(stage, stages, steps, group_size, offsets);
-    if (more.bytes <= lds_bytes) at = more;
+    if (more.bytes <= lds_bytes && more.scales >= 2 * stage.tile_sums) at = more;
   }
   return at;
 }
