@@ -7,7 +7,7 @@
 // of four wgmmas; it is scaled in float and added to the running sums, which the next chain does not touch.
 //
 // Who owns what: a cluster has a tile, 128 rows of weights by kBatch rows of x, and each of its blocks a part of the
-// features. Two consumer warpgroups have 64 rows each; a producer warp loads weights and x by TMA; all threads load the
+// features. Two consumer warpgroups have 64 rows each; a producer warp loads weights and x by TMA; consumers load the
 // scales and offsets of the block's groups once, by cp.async. At the end each block sums up an equal share of the rows:
 // all blocks send it their partial sums, which it adds in the order of parts. Where registers allow it two blocks share
 // a multiprocessor.
@@ -15,7 +15,8 @@
 // Barriers:
 //
 //   which           who arrives                                who waits    phase
-//   __syncthreads   all: scales and offsets are there          all          once
+//   __syncthreads   all: mbarriers are initialised             all          once
+//   bar 1           consumers: scales and offsets are there    consumers    once
 //   full[stage]     the producer, with the bytes               consumers    once around the ring
 //   empty[stage]    each consumer warp                         producer     once around the ring
 //   cluster_sync    all: no block reads its stages any more    all          once; none of these for one part
@@ -25,10 +26,9 @@
 //
 // Timeline of a block; a stage has 128 bytes of each row:
 //
-//   weights    | all stages of the ring | a stage behind each empty .............. |
-//   scales     | all, __syncthreads     |
-//   x          |    pdl_wait (pack_linear_kernel) | as weights                     |
-//   consumers  |                        | stage 0 | 1 | 2 | ...                    | cluster_sync, sums to owners, y |
+//   weights    | all stages of the ring | a stage behind each empty ........ |
+//   x          |    pdl_wait (pack_linear_kernel) | as weights               |
+//   consumers  | scales                 | stage 0 | 1 | 2 | ...              | cluster_sync, sums to owners, y |
 //
 // Floor: the bytes of the weights over the bandwidth of memory. A block reads 2 kBatch bytes of x from L2 a feature,
 // beside 128 rows of weights; from 128 rows of x on wgmma binds.
@@ -133,6 +133,7 @@ struct QuantisedLinear {
   XLSTM_DEVICE void run() const {
     const bool produces = wave_id() == kLinearConsumers / 32;
     if (produces && lane_id() == 0) {
+      prefetch(&p.weights);
       for (int s = 0; s < p.smem.stages; ++s) {
         full(s).init(1);
         empty(s).init(kLinearConsumers / 32);
@@ -140,18 +141,19 @@ struct QuantisedLinear {
       received().init(1);
       fence_mbarrier_init();
       if (p.part_bits) received().arrive_expect_tx(uint32_t(kStage.tile_sums));  // of all parts, of this block's rows
-      load_first_weights();
     }
-    load_groups(p.w.scales, p.smem.scales);
-    if constexpr (kOffsets) load_groups(p.w.offsets, p.smem.offsets);
-    cp_async_commit();
-    cp_async_wait_group<0>();
     __syncthreads();
     float sum[kSums];
-    if (!produces)
+    if (!produces) {
+      load_groups(p.w.scales, p.smem.scales);
+      if constexpr (kOffsets) load_groups(p.w.offsets, p.smem.offsets);
+      cp_async_commit();
+      cp_async_wait_group<0>();
+      barrier_sync(1, kLinearConsumers);
       consume(sum);
-    else if (lane_id() == 0)
+    } else if (lane_id() == 0) {
       load_operands();
+    }
     __syncwarp();
     if (p.part_bits == 0) {
       if (!produces) store_own(sum);
@@ -177,7 +179,7 @@ struct QuantisedLinear {
   }
   XLSTM_DEVICE void load_groups(const void* groups, int to) const {
     const int vec16s = p.smem.scale_row / 16, all_bytes = p.w.rows * p.w.groups * 2;
-    for (int at = int(threadIdx.x); at < kLinearRows * vec16s; at += kLinearThreads) {
+    for (int at = int(threadIdx.x); at < kLinearRows * vec16s; at += kLinearConsumers) {
       const int row = at / vec16s, from = (first_group_byte(row) & ~15) + at % vec16s * 16, left = all_bytes - from;
       const int bytes = left < 0 ? 0 : left < 16 ? left : 16;
       cp_async_16(lds_address(lds + to + at * 16), static_cast<const char*>(groups) + (bytes ? from : 0), bytes);
@@ -187,16 +189,14 @@ struct QuantisedLinear {
   // ---- producer: one thread
 
   // Weights of the ring's first stages do not wait for the kernel that packs x.
-  XLSTM_DEVICE int first_stages() const { return stages() < p.smem.stages ? stages() : p.smem.stages; }
-  XLSTM_DEVICE void load_first_weights() const {
-    for (int n = 0; n < first_stages(); ++n) {
+  XLSTM_DEVICE void load_operands() const {
+    const int early = stages() < p.smem.stages ? stages() : p.smem.stages;
+    for (int n = 0; n < early; ++n) {
       announce(n, n);
       load_weights(n, n);
     }
-  }
-  XLSTM_DEVICE void load_operands() const {
     pdl_wait();
-    for (int n = 0; n < first_stages(); ++n) load_x(n, n);
+    for (int n = 0; n < early; ++n) load_x(n, n);
     Slot slot;
     for (int n = p.smem.stages; n < stages(); ++n) {
       empty(slot.index).wait(slot.parity);
