@@ -30,8 +30,9 @@
 //   x          |    pdl_wait (pack_linear_kernel) | as weights               |
 //   consumers  | scales                 | stage 0 | 1 | 2 | ...              | cluster_sync, sums to owners, y |
 //
-// Floor: the bytes of the weights over the bandwidth of memory. A block reads 2 kBatch bytes of x from L2 a feature,
-// beside 128 rows of weights; from 128 rows of x on wgmma binds.
+// Floor: the bytes of the weights over the bandwidth of memory; a block reads 2 kBatch bytes of x from L2 a feature,
+// beside 128 rows of weights. What binds is a warpgroup's chain of a step: load, convert (LOP3 at half rate), wgmmas,
+// scale. The next step's weights are converted while wgmmas run, but not across stages, where ptxas would serialise.
 #pragma once
 
 #include "arch/hopper/hopper.h"
