@@ -44,11 +44,10 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"cross_entropy_backward", "cpu", kAllDtypes, kWide, "csrc/layer/cpu/cross_entropy_cpu.cpp"},
     {"cross_entropy_backward_", "cpu", kAllDtypes, kWide, "csrc/layer/cpu/cross_entropy_cpu.cpp"},
     {"decode_step_", "cpu", "float32 bfloat16 float16 int8 int4", "float32", "csrc/engine/cpu/step_cpu.cpp"},
-    {"quantized_linear", "cpu", "float32 bfloat16 float16", "int8 int4", "csrc/engine/linear/linear_cpu.cpp"},
+    {"quantized_linear", "cpu", "float32 bfloat16 float16 int8 int4", "float32", "csrc/engine/linear/linear_cpu.cpp"},
     {"draw_tokens_", "cpu", "float32", "int64", "csrc/engine/sampling/sampling_cpu.cpp"},
 #if defined(XLSTM_HIP_GPU_HIP) || defined(XLSTM_HIP_GPU_CUDA)
     {"decode_step_", "cuda", "float32 bfloat16 float16 int8 int4", "float32", "csrc/engine/step.hip"},
-    {"quantized_linear", "cuda", "bfloat16", "int8 int4", "csrc/engine/linear/linear.hip"},
     {"draw_tokens_", "cuda", "float32", "int64", "csrc/engine/sampling/sampling.hip"},
     {"mlstm_chunkwise", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise/chunkwise.hip"},
     {"mlstm_chunkwise_states", "cuda", kGpuDtypes, "float32", "csrc/mlstm/chunkwise/chunkwise.hip"},
@@ -77,6 +76,9 @@ inline constexpr KernelEntry kCatalogue[] = {
     {"attention_rotary", "cuda", kGpuDtypes, "float32", "csrc/attention/gpu/append.hip"},
     {"attention_append_", "cuda", kGpuDtypes, "float32", "csrc/attention/gpu/append.hip"},
     {"attention_combine", "cuda", "float32", "float32", "csrc/attention/gpu/combine_parts.hip"},
+#endif
+#if defined(XLSTM_HIP_GPU_CUDA)
+    {"quantized_linear", "cuda", "bfloat16 int8 int4", "float32", "csrc/engine/linear/linear.hip"},
 #endif
 };
 
