@@ -50,7 +50,7 @@ def test_chunks(captures: list[Callable]) -> None:
         for chunk in chunks:
             want = eager(model, chunk, want_state)
             given = state
-            actual = model.read(chunk, state)
+            actual = model.read(chunk, state, replay=True)
             same(actual, want)
             assert given is None or all(actual[1][n][0] is given[n][0] for n in given)  # overwritten
             state, want_state = actual[1], want[1]
@@ -61,7 +61,7 @@ def test_chunks(captures: list[Callable]) -> None:
 
 def test_a_stream_reads_in_graphs(captures: list[Callable]) -> None:
     model, x = small_model(), tokens(3, 24)
-    stream, whole = Stream(model, 3), Stream(model, 3)
+    stream, whole = Stream(model, 3, replay_chunks=True), Stream(model, 3)
     for chunk in x.split(6, dim=1):
         stream.feed(chunk)
     whole.feed(x)
@@ -74,17 +74,19 @@ def test_what_no_graph_takes(captures: list[Callable], monkeypatch: pytest.Monke
     mask = torch.ones(2, 8, dtype=torch.bool)
     long = tokens(2, read_graphs.MOST_TOKENS // 2 + 1)
     for _ in range(3):
-        model.read(x, None, mask)
-        model.read(x.int())
-        model.read(long)
-        model.read(x, dict.fromkeys(range(model.config.num_blocks)))
+        model.read(x, None, mask, replay=True)
+        model.read(x.int(), replay=True)
+        model.read(long, replay=True)
+        model.read(x, dict.fromkeys(range(model.config.num_blocks)), replay=True)
+        model.read(x)
+        Stream(model, 2).feed(x)
     hook = model.backbone.register_forward_hook(lambda *_: None)
     for _ in range(3):
-        model.read(x)
+        model.read(x, replay=True)
     hook.remove()
     monkeypatch.setenv("XLSTM_HIP_BACKEND", "reference")
     for _ in range(3):
-        model.read(x)
+        model.read(x, replay=True)
     assert not captures
 
 
@@ -94,7 +96,7 @@ def test_what_makes_a_new_graph(captures: list[Callable]) -> None:
 
     def thrice(count: int) -> None:
         for _ in range(3):
-            same(model.read(x), eager(model, x))
+            same(model.read(x, replay=True), eager(model, x))
         assert len(captures) == count
 
     thrice(1)
@@ -114,12 +116,12 @@ def test_few_graphs_are_kept(captures: list[Callable]) -> None:
     shapes = [tokens(1, 2 + n) for n in range(read_graphs.MOST_GRAPHS + 1)]
     for _ in range(3):
         for x in shapes:
-            same(model.read(x), eager(model, x))
+            same(model.read(x, replay=True), eager(model, x))
     graphs = read_graphs.read_graphs_of(decode_engine.engine_of(model, model._new_engine))
     assert len(graphs._graphs) == read_graphs.MOST_GRAPHS
     assert len(captures) == 2 * len(shapes)  # in turn, each finds its own gone
     for n in range(2 * read_graphs.MOST_SHAPES):
-        model.read(tokens(1, 2 + n))
+        model.read(tokens(1, 2 + n), replay=True)
     assert len(graphs._seen) == read_graphs.MOST_SHAPES
 
 
@@ -127,6 +129,6 @@ def test_bad_input() -> None:
     model, x = small_model(), tokens(2, 8)
     with pytest.raises(ValueError, match=r"x: expected S >= 1"):
         model.read(x[:, :0])
-    _, state = model.read(x)
+    _, state = model.read(x, replay=True)
     with pytest.raises(ValueError, match=r"state\[0\]: c: expected shape"):
-        model.read(x[:1], state)
+        model.read(x[:1], state, replay=True)

@@ -50,13 +50,21 @@ class Stream:
 
     state              of an earlier Stream or model call; it is overwritten. Default: the initial state
     remember_tokens    keep which tokens each row has seen, (B, V) bool, for a repetition penalty
+    replay_chunks      on a GPU: feed() replays chunks of one shape, of up to 2048 tokens, as a graph from the third on,
+                       for prompts that are read in chunks
     """
 
     def __init__(
-        self, model: LanguageModel, batch_size: int = 1, state: State | None = None, remember_tokens: bool = False
+        self,
+        model: LanguageModel,
+        batch_size: int = 1,
+        state: State | None = None,
+        remember_tokens: bool = False,
+        replay_chunks: bool = False,
     ) -> None:
         positive_int("batch_size", batch_size)
         self.model, self.batch_size, self.state = model, batch_size, state
+        self._replay_chunks = replay_chunks
         self.tokens_read = 0  # tokens that went in, padding of a mask among them
         device, vocab = model.embedding.weight.device, model.config.vocab_size
         # (B, V) of what comes next; None before the first token. A step of tokens() may overwrite those of the last.
@@ -101,7 +109,7 @@ class Stream:
         for begin in range(0, tokens.shape[1], SLICE):
             part = tokens[:, begin : begin + SLICE]
             part_mask = None if mask is None else mask[:, begin : begin + SLICE]
-            self.logits, self.state = self.model.read(part, self.state, part_mask)
+            self.logits, self.state = self.model.read(part, self.state, part_mask, self._replay_chunks)
             self._note_read(part, part_mask)
         assert self.logits is not None
         return self.logits

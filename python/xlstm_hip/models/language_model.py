@@ -26,8 +26,10 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
-    def read(self, x: Tensor, state: State | None = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """The logits (B, V) after the tokens, and the state."""
+    def read(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, replay: bool = False
+    ) -> tuple[Tensor, State]:
+        """The logits (B, V) after the tokens, and the state. replay: may be a replayed graph."""
         ...
 
     def step(

@@ -196,13 +196,16 @@ class xLSTMLarge(nn.Module):
         return logits
 
     @torch.no_grad()
-    def read(self, x: Tensor, state: State | None = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
+    def read(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, replay: bool = False
+    ) -> tuple[Tensor, State]:
         """Tokens (B, S), mask (B, S) -> logits (B, V) of the token after them, and the state. A given state is
         overwritten.
 
-        On a GPU calls of up to 2048 tokens, of a shape that came before, are replayed as a graph (models.read_graphs).
+        replay    on a GPU, replay calls of up to 2048 tokens, of a shape that came before, as a graph
+                  (models.read_graphs)
         """
-        graphs = self._read_graphs(x, state, mask)
+        graphs = self._read_graphs(x, state, mask) if replay else None
         return self._read(x, state, mask) if graphs is None else graphs.read(self._read, x, state, repr(self.config))
 
     def _read(self, x: Tensor, state: State | None, mask: Tensor | None = None) -> tuple[Tensor, State]:
@@ -211,7 +214,7 @@ class xLSTMLarge(nn.Module):
 
     def _read_graphs(self, x: Tensor, state: State | None, mask: Tensor | None) -> ReadGraphs | None:
         """None for calls that no graph takes."""
-        if mask is not None or not suits_graph(x) or not may_step(x, ()):
+        if mask is not None or not suits_graph(x) or not may_step(x, (), self.config.inference_state_dtype):
             return None
         if state is not None:
             self._check_tensors(state, x, x.shape[0])

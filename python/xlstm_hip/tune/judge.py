@@ -57,8 +57,10 @@ class Layers:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
 
-    def read(self, x: Tensor, state: State | None = None, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        return self.model.read(x, state, mask)
+    def read(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, replay: bool = False
+    ) -> tuple[Tensor, State]:
+        return self.model.read(x, state, mask, replay)
 
     @torch.no_grad()
     def step(
