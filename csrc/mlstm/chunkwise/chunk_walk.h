@@ -153,7 +153,7 @@ struct Walk {
   // Multiplies the state by the accumulated decay. Where a sequence of a joined row begins, nothing of it is left.
   XLSTM_DEVICE void apply_decay(float by) {
     // A branch to zeros, which take the state's registers a second time, would cost CDNA half of its waves.
-    const uint32_t kept = in.p->where.sequence_begin && by == 0 ? 0 : ~0u;
+    const uint32_t kept = uint32_t(uniform(in.p->where.sequence_begin && by == 0 ? 0 : -1));
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs)
 #pragma unroll
