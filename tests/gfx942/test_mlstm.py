@@ -244,8 +244,11 @@ def test_a_packed_row_as_one_sequence(package: ModuleType, dtype: torch.dtype, g
     wide = reference.doubled(inputs)
     expected = without_states(case, wide, dh.double(), kernel=accuracy.PLAIN[gate], cu_seqlens=ends)
     plain = without_states(case, inputs, dh, kernel=accuracy.PLAIN[gate], cu_seqlens=ends)
-    floor = accuracy.FLOOR * torch.finfo(dtype).eps
-    allowed = {n: max(floor, 2 * error) for n, error in accuracy.errors_of(plain, expected).items()}
+    eps = torch.finfo(dtype).eps
+    allowed = {n: max(accuracy.FLOOR * eps, 2 * e) for n, e in accuracy.errors_of(plain, expected).items()}
+    # df is a difference of sums over a chunk, of other sequences' terms too: 64 roundings, added as random errors.
+    of_df = 2 * 64**0.5 * eps / 2
+    allowed |= {n: max(most, of_df) for n, most in allowed.items() if n.startswith("df ")}
     accuracy.check(f"{case.name}, {gate}", accuracy.Measured(accuracy.errors_of(actual, expected), allowed, allowed))
     same_bits("again", call(), actual)
 
