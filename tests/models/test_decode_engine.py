@@ -13,7 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.engine_calls import copied, counted, in_double, layer_by_layer, no_worse_than_layers, state_after, steps
+from support.engine_calls import (
+    calls_for_graphs,
+    copied,
+    counted,
+    in_double,
+    layer_by_layer,
+    no_worse_than_layers,
+    state_after,
+    steps,
+)
 from support.peer_models import relative, small_model, tokens
 from xlstm_hip.models import Stream, decode_engine, generate, xLSTMLarge
 from xlstm_hip.models.config_files import SpecialTokens
@@ -199,14 +208,7 @@ def test_which_rows_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
     """What would be captured as graphs, which are stood in for by calls made again: a GPU is not asked for."""
-    results: list[Callable] = []
-
-    def captured(call: Callable) -> Callable:
-        results.append(call)
-        return call
-
-    monkeypatch.setattr(decode_engine, "captured", captured)
-    return results
+    return calls_for_graphs(monkeypatch)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.engine_calls import copied
+from support.engine_calls import calls_for_graphs, copied
 from support.peer_models import small_model, tokens
 from xlstm_hip._core.plans import trying
 from xlstm_hip.models import Stream, decode_engine, read_graphs, xLSTMLarge
@@ -18,13 +18,7 @@ from xlstm_hip.models import xlstm_large as large
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
-    results: list[Callable] = []
-
-    def captured(call: Callable) -> Callable:
-        results.append(call)
-        return call
-
-    monkeypatch.setattr(decode_engine, "captured", captured)
+    results = calls_for_graphs(monkeypatch)
     monkeypatch.setattr(large, "suits_graph", lambda x: x.shape[1] > 1 and x.numel() <= read_graphs.MOST_TOKENS)
     return results
 

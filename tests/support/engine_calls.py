@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -37,6 +38,18 @@ def counted() -> Iterator[list[int]]:
         yield calls
     finally:
         decode_engine.DecodeEngine.step = original
+
+
+def calls_for_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
+    """Has calls made again stand in for graphs, and returns what was captured so far."""
+    results: list[Callable] = []
+
+    def captured(call: Callable) -> Callable:
+        results.append(call)
+        return call
+
+    monkeypatch.setattr(decode_engine, "captured", captured)
+    return results
 
 
 def state_after(model: xLSTMLarge, x: Tensor) -> dict:
