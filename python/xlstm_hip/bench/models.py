@@ -24,10 +24,10 @@ from torch import Tensor
 from ..models import Stream, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from ..models.language_model import State
 from ..models.quantize import Scheme, quantize
+from ..models.read_graphs import copied
 from .readers import (
     OFFICIAL_CPU_KERNELS,
     Reader,
-    copy_of,
     of_official,
     of_official_in_graph,
     of_package,
@@ -227,7 +227,7 @@ def forget() -> None:
 def after(model: xLSTMLarge, inputs: Tensors) -> Tensors:
     """The results of a model after these tokens: the logits of the next token, and the state by part and block."""
     x, state = inputs["tokens"], state_in(inputs)
-    stream = Stream(model, x.shape[0], None if state is None else copy_of(state))
+    stream = Stream(model, x.shape[0], None if state is None else copied(state))
     logits = stream.feed(x)
     assert stream.state is not None
     return {"logits": logits} | parts_of(stream.state)
@@ -261,7 +261,7 @@ def below_best(plain: xLSTMLarge, true: Tensors, written: Tensor) -> float:
         return math.inf  # -1 is what logits of NaN give
     state = state_in(true)
     assert state is not None
-    stream = Stream(plain, written.shape[0], copy_of(state))
+    stream = Stream(plain, written.shape[0], copied(state))
     logits, worst = true["logits"], 0.0
     for tokens in written.split(1, dim=1):
         scores = logits.double()

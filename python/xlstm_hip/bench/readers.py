@@ -15,6 +15,7 @@ from ..mlstm.select import NATIVE
 from ..models import Stream, xLSTMLarge
 from ..models.decode_engine import captured
 from ..models.language_model import State
+from ..models.read_graphs import copied
 
 # The official model's kernels on a CPU: its default kernels are Triton's.
 OFFICIAL_CPU_KERNELS = dict(zip(("chunkwise_kernel", "sequence_kernel", "step_kernel"), NATIVE, strict=True))
@@ -54,10 +55,6 @@ class Reader(Protocol):
     def __call__(self, x: Tensor, state: State | None = None) -> Written: ...
 
 
-def copy_of(state: State) -> State:
-    return {block: (c.clone(), n.clone(), m.clone()) for block, (c, n, m) in state.items()}
-
-
 def of_package(model: xLSTMLarge) -> Reader:
     def go_on(stream: Stream, x: Tensor) -> Written:
         logits = stream.feed(x)
@@ -68,7 +65,7 @@ def of_package(model: xLSTMLarge) -> Reader:
         return Written(logits, write, stream.state, lambda more: go_on(stream, more))
 
     def read(x: Tensor, state: State | None = None) -> Written:
-        return go_on(Stream(model, x.shape[0], None if state is None else copy_of(state)), x)
+        return go_on(Stream(model, x.shape[0], None if state is None else copied(state)), x)
 
     return read
 
@@ -156,7 +153,7 @@ def of_official(model: Any, compile: bool = False) -> Reader:
         return Written(logits[:, -1], _greedy(logits[:, -1], step), read_on=lambda more: go_on(more, state))
 
     def read(x: Tensor, state: State | None = None) -> Written:
-        return go_on(x, None if state is None else copy_of(state))
+        return go_on(x, None if state is None else copied(state))
 
     return read
 
@@ -196,7 +193,7 @@ def of_official_in_graph(model: Any, compile: bool) -> Reader:
     forward = compiled(model.forward) if compile else model.forward
 
     def read(x: Tensor, state: State | None = None) -> Written:
-        logits, new_state = model(x, None if state is None else copy_of(state))
+        logits, new_state = model(x, None if state is None else copied(state))
         return Written(logits[:, -1], GraphWriter(forward, logits[:, -1].argmax(-1, keepdim=True), new_state))
 
     return read
