@@ -14,6 +14,8 @@
 
 #include <cstdint>
 
+#include "arch/cpu/compiled_isa.h"
+
 namespace xlstm::XLSTM_ISA {
 
 constexpr int kTileRows = 8, kTilePairs = 16, kTileColumns = 16;

@@ -14,12 +14,9 @@
 #endif
 
 #include "arch/cpu/amx.h"
+#include "arch/cpu/compiled_isa.h"
 #include "base/float8.h"
 #include "xlstm_hip.h"
-
-#ifndef XLSTM_ISA
-#define XLSTM_ISA portable
-#endif
 
 namespace xlstm::XLSTM_ISA {
 

@@ -88,7 +88,8 @@ void recurrent(const xlstm_mlstm_forward& call, const RecurrentPlan& plan, void*
   const bool in_place = shared && (call.n_last == in.n_initial || call.m_last == in.m_initial);
 
   RecurrentParams p{};
-  p.where = {in.cu_seqlens, in.length, in.heads, heads / in.heads, in.cu_seqlens ? in.heads : heads, in.length, 1};
+  p.where = {in.cu_seqlens, in.length, in.heads, heads / in.heads, in.cu_seqlens ? in.heads : heads,
+             in.length,     1,         nullptr};
   p.q = tokens(in.q, in, in.dqk);
   p.k = tokens(in.k, in, in.dqk);
   p.v = tokens(in.v, in, in.dhv);
