@@ -17,7 +17,8 @@ __device__ void multiply_bytes(ByteSums& sums, const uint32_t (&stream)[2], cons
 #else
 typedef int Int4 __attribute__((ext_vector_type(4)));
 
-XLSTM_DEVICE void multiply_bytes(ByteSums& sums, const uint32_t (&stream)[2], const uint32_t (&chain)[2]) {
+XLSTM_DEVICE void multiply_bytes(ByteSums& sums, [[maybe_unused]] const uint32_t (&stream)[2],
+                                 [[maybe_unused]] const uint32_t (&chain)[2]) {
   Int4 c = __builtin_bit_cast(Int4, sums);
 #if defined(__gfx90a__)
   // Of 16 k, the lane's first and second four bytes: which k they are does not matter.

@@ -133,6 +133,10 @@ XLSTM_DEVICE void load_barrier() {
 #endif
 }
 
+// Loads stay on their side of this point: the compiler would move one whose data a branch alone uses into the branch,
+// behind loads that were issued after it.
+XLSTM_DEVICE void keep_order_of_loads() { asm volatile("" ::: "memory"); }
+
 // Waits until the data of all LDS reads has arrived; for use before a barrier, where nothing else waits for the reads.
 XLSTM_DEVICE void wait_lds_reads() {
 #if defined(__GFX12__)

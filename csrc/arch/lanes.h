@@ -92,6 +92,15 @@ XLSTM_DEVICE T shuffle_from(T x, int lane, int width) {
 #endif
 }
 
+// The x of one lane, in all of them.
+XLSTM_DEVICE uint32_t of_lane(uint32_t x, int lane) {
+#if defined(__CUDACC__)
+  return shuffle_from(x, lane, kWave);
+#else
+  return uint32_t(__builtin_amdgcn_readlane(int(x), lane));
+#endif
+}
+
 // Sums over a row of sixteen lanes, in each of them; and over the lanes of the row before this one. AMD moves floats
 // within a row without LDS (DPP).
 #if defined(__CUDACC__)

@@ -28,6 +28,14 @@ XLSTM_DEVICE Vec16 load_vec16(const MemoryRange& range, uint32_t offset) {
   return offset < range.bytes ? read_vec16(range.base + offset) : Vec16{{0, 0, 0, 0}};
 #endif
 }
+// Half a vector; of it offsets and sizes are multiples of 8.
+XLSTM_DEVICE uint64_t load_vec8(const MemoryRange& range, uint32_t offset) {
+#if defined(XLSTM_BUFFER_INSTRUCTIONS)
+  return __builtin_bit_cast(uint64_t, __builtin_amdgcn_raw_buffer_load_b64(buffer_of(range), offset, 0, 0));
+#else
+  return offset < range.bytes ? *reinterpret_cast<const uint64_t*>(range.base + offset) : 0;
+#endif
+}
 XLSTM_DEVICE void store_vec16(const MemoryRange& range, uint32_t offset, const Vec16& vec) {
 #if defined(XLSTM_BUFFER_INSTRUCTIONS)
   __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Words4, vec), buffer_of(range), offset, 0, 0);

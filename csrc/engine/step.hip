@@ -10,6 +10,7 @@
 #include "arch/launch.h"
 #include "arch/schedule.h"
 #include "base/arena.h"
+#include "engine/gemm_cdna/gemm_cdna_launch.h"
 #include "engine/gemm_cluster/gemm_cluster_launch.h"
 #include "engine/gemm_mma/gemm_mma_launch.h"
 #include "engine/gemm_mma/gemm_stream_k_launch.h"
@@ -41,34 +42,67 @@ int64_t mailbox_floats(const xlstm_decode& p, const Chip& chip) {
 
 // The most tiles of one of gemm_stream_k's products, which may be one more for each linear.
 int64_t most_tiles(const xlstm_decode& p, const Chip& chip) {
-  if (p.batch <= most_unpacked(chip.family)) return 0;
+  if (chip.family != Family::nvidia || p.batch <= most_unpacked(chip.family)) return 0;
   const int64_t projections = 2 * p.heads * (p.dqk + p.dhv + 1);
   return (std::max({projections, 2 * p.ffn, p.vocab, p.dim}) / kStreamKRows + kMaxLinears) *
          ceil_div(p.batch, kStreamKBatch[0]);
 }
 
-// The most memory that products take beside their tensors: those with the longest x, of every format of weights.
-PackedBytes most_packed_bytes(const xlstm_decode& p, const Chip& chip) {
+// The memory that products take beside their tensors.
+struct ProductBytes {
+  int64_t x[2], step_sums, rms_factors, partials, arrivals;
+
+  void grow(const ProductBytes& other) {
+    for (int n = 0; n < 2; ++n) x[n] = std::max(x[n], other.x[n]);
+    step_sums = std::max(step_sums, other.step_sums), rms_factors = std::max(rms_factors, other.rms_factors);
+    partials = std::max(partials, other.partials), arrivals = std::max(arrivals, other.arrivals);
+  }
+};
+ProductBytes product_bytes(const GemmShape& shape, const Chip& chip) {
+  const GemmCdnaPlan cdna = plan_gemm_cdna(shape, chip);
+  if (cdna.batch) {
+    const CdnaGemmBytes bytes = gemm_cdna_bytes(shape, cdna);
+    return {{bytes.x[0], bytes.x[1]}, 0, bytes.rms_factors, bytes.partials, bytes.arrivals};
+  }
+  const PackedBytes bytes = packed_bytes(shape, plan_gemm_mma(shape, chip), chip);
+  return {{bytes.x, bytes.x}, bytes.step_sums, bytes.rms_factors, bytes.partials, bytes.arrivals};
+}
+// The most of a step's products, of every format of weights.
+ProductBytes most_product_bytes(const xlstm_decode& p, const Chip& chip) {
+  struct Product {
+    int64_t columns;
+    bool swiglu, adds, gates;
+    int linear_count;
+    int64_t rows[kMaxLinears];
+  };
+  const int64_t keys = p.heads * p.dqk, values = p.heads * p.dhv;
+  const Product products[] = {{p.dim, false, false, true, 6, {keys, keys, values, values, p.heads, p.heads}},
+                              {values, false, true, false, 1, {p.dim}},
+                              {p.dim, true, false, false, 2, {p.ffn, p.ffn}},
+                              {p.ffn, false, true, false, 1, {p.dim}},
+                              {p.dim, false, false, false, 1, {p.vocab}}};
   struct Format {
     int bits;
-    bool converted;
+    bool converted, integers, offsets;
   };
-  PackedBytes most{};
-  for (const Format format : {Format{16, false}, Format{16, true}, Format{8, true}, Format{4, true}})
-    for (const int64_t columns : {p.dim, p.heads * p.dhv, p.ffn}) {
-      const GemmShape shape{p.batch, columns, false, format.bits, format.converted, 1, &p.dim, true};
-      const PackedBytes bytes = packed_bytes(shape, plan_gemm_mma(shape, chip), chip);
-      most.x = std::max(most.x, bytes.x), most.step_sums = std::max(most.step_sums, bytes.step_sums);
-      most.rms_factors = std::max(most.rms_factors, bytes.rms_factors);
-      most.partials = std::max(most.partials, bytes.partials);
-      most.arrivals = std::max(most.arrivals, bytes.arrivals);
-    }
+  constexpr Format kFormats[] = {{16, false, false, false}, {16, true, false, false}, {8, true, true, false},
+                                 {8, true, true, true},     {8, true, false, false},  {8, true, false, true},
+                                 {4, true, true, false},    {4, true, true, true}};
+  ProductBytes most{};
+  for (const Format& of : kFormats)
+    for (const Product& product : products)
+      for (const bool gates : {false, true}) {
+        if (gates && (!product.gates || of.bits == 16)) continue;
+        most.grow(product_bytes({p.batch, product.columns, product.swiglu, of.bits, of.converted, product.linear_count,
+                                 product.rows, product.adds, of.integers, of.offsets, gates},
+                                chip));
+      }
   return most;
 }
 
-// Counters of arrivals: on NVIDIA gemm_stream_k's tiles, on CDNA the heads of heads_step and the waves of
-// gemm_batch_kernel, which both leave zeros.
-int64_t arrivals(const xlstm_decode& p, const PackedBytes& most, const Chip& chip) {
+// Counters of arrivals: on NVIDIA gemm_stream_k's tiles, on CDNA the heads of heads_step and the waves of blocks that
+// share outputs, which both leave zeros.
+int64_t arrivals(const xlstm_decode& p, const ProductBytes& most, const Chip& chip) {
   if (chip.family == Family::nvidia) return most_tiles(p, chip);
   if (chip.family != Family::cdna) return 0;
   return std::max(p.batch * p.heads * (may_persist(p, chip) ? p.blocks : 1), most.arrivals);
@@ -92,14 +126,14 @@ struct Memory {
     up = arena.take<float>(B * p.ffn);
     normed = arena.take<float>(B * std::max(values, p.dim));
     mailboxes = arena.take<float>(mailbox_floats(p, chip));
-    const PackedBytes most = most_packed_bytes(p, chip);
+    const ProductBytes most = most_product_bytes(p, chip);
     arrived_count = arrivals(p, most, chip);
     arrived = arena.take<uint32_t>(arrived_count);
     const bool persistent = may_persist(p, chip);
     cdna.product = arena.take<GemmParams>(persistent ? p.blocks * kCdnaProducts + 1 : 0);
     cdna.heads = arena.take<HeadsStepParams>(persistent ? p.blocks : 0);
     cdna.mailboxes = mailboxes;
-    packed = {{arena.take<char>(most.x), arena.take<char>(most.x)},
+    packed = {{arena.take<char>(most.x[0]), arena.take<char>(most.x[1])},
               arena.take<float>(most.step_sums / 4),
               arena.take<float>(most.rms_factors / 4),
               arena.take<float>(most.partials / 4),
@@ -214,7 +248,9 @@ Kernel kernel_of(const GemmParams& p, const DeviceLinear& w) {
   const bool fits = w.is_aligned16 && w.rows * w.row_bytes <= UINT32_MAX && w.columns % kVec8 == 0 &&
                     is_aligned16(w.scales) && is_aligned16(w.offsets) && is_aligned16(p.weight.data);
   // Matrix units multiply 16 bits of x: too few against float32 weights.
-  if (!fits || w.dtype == XLSTM_FLOAT32 || (w.bits && w.group_size % kStepFeatures != 0)) return Kernel::gemv;
+  if (!fits || w.dtype == XLSTM_FLOAT32 || (w.bits && w.group_size % kStepFeatures != 0) ||
+      w.columns > kMostCdnaGemmColumns)
+    return Kernel::gemv;
   if (w.code == XLSTM_CODE_E4M3FN) return Kernel::e4m3fn;
   if (w.code == XLSTM_CODE_E4M3FNUZ) return Kernel::e4m3fnuz;
   if (w.bits) return w.bits == 8 ? Kernel::int8 : Kernel::int4;
@@ -253,6 +289,7 @@ void with_weights(Kernel kernel, F&& f) {
 // Gates that stayed bfloat16 are a launch of their own, of x as it was packed for them.
 [[maybe_unused]] void run_stream_k(Kernel kernel, const char* name, const GemmMmaPlan& plan, const GemmParams& params,
                                    const Chip& chip, Stream stream) {
+  launch_pack(params, bits_of(kernel), plan, chip, stream);
   with_weights(kernel, [&]<class Weights>(Weights*) { launch_gemm_stream_k<Weights>(name, plan, params, stream); });
   if (!has_gates(params, bits_of(kernel))) return;
   GemmParams of_gates = params;
@@ -260,13 +297,26 @@ void with_weights(Kernel kernel, F&& f) {
   launch_gemm_stream_k<Bfloat16Weights>(name, plan_gates(plan, chip), of_gates, stream);
 }
 
-void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const Chip& chip, Stream stream) {
+void run_gemm(Kernel kernel, const char* name, const GemmParams& params, bool all_linears, const Chip& chip,
+              Stream stream) {
   int64_t rows[kMaxLinears];
   for (int j = 0; j < params.linear_count; ++j) rows[j] = params.linear[j].rows;
   const bool converted = kernel != Kernel::bfloat16;
-  const GemmShape shape{
-      params.batch,        params.columns, params.output == Output::swiglu, bits_of(kernel), converted,
-      params.linear_count, rows,           params.output == Output::add};
+  const bool integers = kernel == Kernel::int8 || kernel == Kernel::int4;
+  const bool offsets = std::any_of(params.linear, params.linear + params.linear_count,
+                                   [](const DeviceLinear& w) { return w.rows > 0 && w.offsets; });
+  const GemmShape shape{params.batch,
+                        params.columns,
+                        params.output == Output::swiglu,
+                        bits_of(kernel),
+                        converted,
+                        params.linear_count,
+                        rows,
+                        params.output == Output::add,
+                        integers,
+                        offsets,
+                        has_gates(params, bits_of(kernel)),
+                        all_linears};
   if constexpr (kHasHopperKernels) {
     // Clusters multiply integers.
     const ClusterPlan plan = plan_cluster(shape, !is_float8(kernel) && suits_clusters(params), chip);
@@ -276,8 +326,15 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, const C
       return launch_gemm_cluster<NibbleWeights>(name, plan, params, stream);
     }
   }
+  if constexpr (!kHasHopperKernels) {
+    const GemmCdnaPlan plan = plan_gemm_cdna(shape, chip);
+    if (plan.batch) {
+      launch_pack_cdna(shape, plan, params, stream);
+      return with_weights(kernel,
+                          [&]<class Weights>(Weights*) { launch_gemm_cdna<Weights>(name, plan, params, stream); });
+    }
+  }
   const GemmMmaPlan plan = plan_gemm_mma(shape, chip);
-  if (plan.packed) launch_pack(params, bits_of(kernel), plan, chip, stream);
   if constexpr (kHasHopperKernels)
     if (plan.packed) return run_stream_k(kernel, name, plan, params, chip, stream);
   with_weights(kernel, [&]<class Weights>(Weights*) { launch_gemm_mma<Weights>(name, plan, params, stream); });
@@ -301,19 +358,22 @@ void run(const char* name, const GemmParams& all_linears, const Chip& chip, Stre
     of[0] = of[1] = Kernel::gemv;
   bool left[kMaxLinears];
   for (int j = 0; j < params.linear_count; ++j) left[j] = true;
+  bool all = true;                          // of the linears are selected
   const auto select = [&](Kernel kernel) {  // returns whether any linear has rows
     const bool is_used = std::any_of(of, of + params.linear_count, [&](Kernel other) { return other == kernel; });
     int64_t rows = 0;
+    all = true;
     for (int j = 0; j < params.linear_count; ++j) {
       const bool selected = is_used && left[j] && accepts(kernel, of[j], kOutput);
       left[j] = left[j] && !selected;
       params.linear[j].rows = selected ? all_linears.linear[j].rows : 0;
       rows += params.linear[j].rows;
+      all = all && selected;
     }
     return rows > 0;
   };
   for (const Kernel kernel : kGemmKernels)
-    if (select(kernel)) run_gemm(kernel, name, params, chip, stream);
+    if (select(kernel)) run_gemm(kernel, name, params, all, chip, stream);
   if (select(Kernel::gemv)) run_gemv<kInput, kOutput>(name, params, chip, stream);
 }
 

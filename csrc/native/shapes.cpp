@@ -9,7 +9,7 @@
 
 #include "attention/backward/backward_shape.h"
 #include "attention/mla/mla_plan.h"
-#include "engine/gemm_mma/gemm_mma_shape.h"
+#include "engine/gemm_cdna/gemm_cdna_shape.h"
 #include "mlstm/chunkwise/chunkwise_plan.h"
 #include "mlstm/chunkwise/parallel_shape.h"
 
@@ -71,10 +71,19 @@ py::object gemm_mma_lds_bytes(const std::string& family, int bits, int batch, in
   return py::int_(gpu::engine::gemm_mma_lds_bytes(f, bits, batch, rows, columns, gpu::engine::kMinLds[int(f)]));
 }
 
-// LDS of gemm_batch_kernel for rows of `columns` columns, where x is not packed; None where the family has none.
+// LDS of gemm_batch_kernel for rows of `columns` columns; None where the family has none.
 py::object batch_lds_bytes(const std::string& family, int columns) {
   if (family_of(family) != gpu::Family::cdna) return py::none();
   return py::int_(gpu::engine::batch_lds_bytes(gpu::Family::cdna, columns));
+}
+
+// The LDS of gemm_cdna_kernel for a unit of `rows` rows and `steps` steps, and the steps of its loop's body; None where
+// the family has none.
+py::object cdna_gemm_shape(const std::string& family, int bits, bool integers, int batch, int rows, int steps) {
+  using namespace gpu::engine;
+  if (family_of(family) != gpu::Family::cdna) return py::none();
+  const int lds_bytes = gemm_cdna_lds_bytes(has_digits(bits, integers), bits < 16, batch, rows, steps, false);
+  return py::dict("lds_bytes"_a = lds_bytes, "body_steps"_a = body_steps(bits, batch));
 }
 
 // The shape of chunk_walk<element, rows, chunk>; None where the family has no such kernel.
@@ -105,6 +114,7 @@ void add_shapes(py::module_& m) {
         "A block of the MLA kernel: rows, keys of a tile, values, blocks of a multiprocessor, LDS; None where the "
         "family has no such kernel.");
   m.def("batch_lds_bytes", batch_lds_bytes, "family"_a, "columns"_a);
+  m.def("cdna_gemm_shape", cdna_gemm_shape, "family"_a, "bits"_a, "integers"_a, "batch"_a, "rows"_a, "steps"_a);
   m.def("matrix_lds_bytes", gemm_mma_lds_bytes, "family"_a, "bits"_a, "batch"_a, "rows"_a, "columns"_a,
         "The LDS of a launch of a decode step's product; None where the family has no such kernel.");
   m.def("attention_gradients_shape", attention_gradients_shape, "family"_a, "element_bytes"_a, "dqk"_a, "dv"_a,

@@ -212,10 +212,12 @@ def dq_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: str) 
     return backward_at(kernel, element, dqk, dv, of_keys=False)
 
 
+WEIGHT_BITS = {"ByteWeights": 8, "E4m3fnWeights": 8, "E4m3fnuzWeights": 8, "NibbleWeights": 4}  # others: 16
+
+
 def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shape | None:
     """As for the inputs of xLSTM-7B's blocks; the products of one step, of which a pass may have several."""
-    of_bits = {"ByteWeights": 8, "E4m3fnWeights": 8, "E4m3fnuzWeights": 8, "NibbleWeights": 4}
-    lds = _native.matrix_lds_bytes(kernel.family, of_bits.get(weights, 16), int(batch), int(rows), 4096)
+    lds = _native.matrix_lds_bytes(kernel.family, WEIGHT_BITS.get(weights, 16), int(batch), int(rows), 4096)
     if lds is None:
         return None
     inputs = 16 if batch == "1" else 2 * int(batch)  # rows of x's, each in two parts
@@ -223,14 +225,24 @@ def gemm_mma_kernel(kernel: Kernel, weights: str, batch: str, rows: str) -> Shap
     return Shape(lds, macs=STEP_FEATURES * int(rows) * inputs * parts)
 
 
-def gemm_batch_kernel(kernel: Kernel, weights: str, wave_rows: str, sets: str) -> Shape | None:
+def gemm_batch_kernel(kernel: Kernel, weights: str, sets: str) -> Shape | None:
     """The products of a wave in the four steps of a round, with LDS for the inputs of xLSTM-7B's blocks."""
     lds = _native.batch_lds_bytes(kernel.family, 4096)
     if lds is None:
         return None
     parts = 2 if weights == "Float16Weights" else 1
-    has_norm = wave_rows == "8" and sets == "4"
-    return Shape(lds if has_norm else 0, macs=4 * STEP_FEATURES * 32 * 2 * int(wave_rows) * parts)
+    return Shape(lds if sets == "4" else 0, macs=4 * STEP_FEATURES * 32 * 2 * 8 * parts)
+
+
+def gemm_cdna_kernel(kernel: Kernel, weights: str, batch: str, chains: str) -> Shape | None:
+    """The products of a wave in its loop's body, with LDS for xLSTM-7B's projections, a quarter of the features."""
+    digits = weights in ("ByteWeights", "NibbleWeights")
+    bits = WEIGHT_BITS.get(weights, 16)
+    shape = _native.cdna_gemm_shape(kernel.family, bits, digits, int(batch), 162, 16)
+    if not shape:
+        return None
+    parts = 3 if digits else 4 if weights == "Float16Weights" else 2  # of x, times those of weights
+    return Shape(shape["lds_bytes"], macs=shape["body_steps"] * STEP_FEATURES * 16 * int(chains) * int(batch) * parts)
 
 
 def megakernel_cdna(kernel: Kernel, weights: str) -> Shape | None:
@@ -267,6 +279,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         one_pass_kernel,
         gemm_mma_kernel,
         gemm_batch_kernel,
+        gemm_cdna_kernel,
         megakernel_cdna,
     )
 }

@@ -53,7 +53,7 @@ PRODUCTS = [
     ("mla_cdna_kernel<bf16, 576>", [272]),
     ("dkdv_kernel<bf16, 128, 128, false>", [128]),
     ("dq_kernel<bf16, 128, 128, false>", [96]),
-    ("gemm_batch_kernel<Bfloat16Weights, 16, 4>", [64]),
+    ("gemm_batch_kernel<Bfloat16Weights, 4>", [32]),
 ]
 
 

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "chips.h"
+#include "engine/gemm_cdna/gemm_cdna_plan.h"
 #include "engine/gemm_mma/gemm_mma_plan.h"
 #include "engine/gemm_mma/gemm_stream_k_shape.h"
 
@@ -98,34 +99,45 @@ void test_slots() {
       }
 }
 
-// Packed x: a lane finds the vectors that its matrix instructions multiply, and no two vectors lie in one place.
+// Packed x of NVIDIA: a lane finds the vectors that its matrix instructions multiply, and no two lie in one place.
 void test_packed_slots() {
-  std::vector<int> of_strip(size_t(32 * 4));
-  for (int row = 0; row < 32; ++row)
-    for (int vec16 = 0; vec16 < 4; ++vec16) {
-      const PackedSlot at = packed_slot(row, vec16);
-      ++of_strip[size_t(at.vec16 * 64 + at.lane)];
-      const Vec16Position read = stream_vec16(Family::cdna, 2, at.lane, at.vec16);
-      CHECK(read.row == row && read.feature / kVec8 == vec16, "row %d, vector %d", row, vec16);
-    }
-  for (const int n : of_strip) CHECK(n == 1, "a place of %d vectors", n);
-  for (const Family f : {Family::nvidia, Family::cdna})
-    for (const int rows : {8, 16, 32, 64, 128}) {
-      if (f == Family::cdna && rows != 16 && rows != 32) continue;
-      std::vector<int> taken(size_t(packed_step_bytes(rows) / kSlotBytes));
-      for (int unit = 0; unit < 2; ++unit)
-        for (int row = 0; row < rows; ++row)
-          for (int half = 0; half < 2; ++half)
-            for (int vec16 = 0; vec16 < 4; ++vec16)
-              ++taken[size_t(packed_offset(f, rows, unit, row, half, vec16) / kSlotBytes)];
-      for (const int n : taken) CHECK(n == 1, "%d rows: a place of %d vectors", rows, n);
-    }
+  for (const int rows : {16, 32, 64, 128}) {
+    std::vector<int> taken(size_t(packed_step_bytes(rows) / kSlotBytes));
+    for (int unit = 0; unit < 2; ++unit)
+      for (int row = 0; row < rows; ++row)
+        for (int half = 0; half < 2; ++half)
+          for (int vec16 = 0; vec16 < 4; ++vec16)
+            ++taken[size_t(packed_offset(rows, unit, row, half, vec16) / kSlotBytes)];
+    for (const int n : taken) CHECK(n == 1, "%d rows: a place of %d vectors", rows, n);
+  }
   for (int lane = 0; lane < 32; ++lane) {  // the B operand of NVIDIA's m16n8k16 has row lane / 4
     const Vec16Position at = stream_vec16(Family::nvidia, 2, lane, 0);
-    CHECK(packed_offset(Family::nvidia, 32, 1, 16 + at.row, 1, at.feature / kVec8) ==
-              packed_tile_offset(32, 1, 2, 1) + lane * kSlotBytes,
-          "lane %d", lane);
+    CHECK(
+        packed_offset(32, 1, 16 + at.row, 1, at.feature / kVec8) == packed_tile_offset(32, 1, 2, 1) + lane * kSlotBytes,
+        "lane %d", lane);
   }
+}
+
+// CDNA's packed x: a row's eight features, in the order of a lane's weights, are in the lane of their row and of these
+// weights; no two lie in one place; and what is in a step, its scales and sums too, is within it.
+void test_packed_for_cdna() {
+  for (const bool digits : {false, true})
+    for (const int bits : {16, 8, 4})
+      for (const int batch : kCdnaGemmBatch) {
+        if (digits && bits == 16) continue;
+        const int bytes = digits ? 8 : 16, parts = x_parts(digits);
+        std::vector<int> taken(size_t(x_operand_bytes(digits, batch) / bytes));
+        for (int row = 0; row < batch; ++row)
+          for (int n = 0; n < kStepFeatures / kVec8; ++n)
+            for (int part = 0; part < parts; ++part) {
+              const Vec8Coord at = vec8_coord(Family::cdna, bits, n);
+              const int offset = x_offset(digits, batch, at, row, part), lane = offset / 16 % 64;
+              ++taken[size_t(offset / bytes)];
+              CHECK(lane % 16 == row % 16 && lane / 16 == at.vec16, "%d bits: row %d in lane %d", bits, row, lane);
+            }
+        for (const int n : taken) CHECK(n == 1, "%d bits: a place of %d vectors", bits, n);
+        CHECK(x_step_bytes(digits, true, batch) == int(taken.size()) * bytes + batch * 8, "scales and sums");
+      }
 }
 
 // CDNA: a lane that loads floats finds the features of its weights.
@@ -156,43 +168,84 @@ void test_stream_k() {
 
 void check_batch(const char* name, const GemmShape& shape, const GemmMmaPlan& p, const Chip& chip) {
   const int linears = shape.swiglu ? 2 : 1, slots = kBatchChains * kStripColumns / linears;
-  CHECK(chip.family == Family::cdna && p.shards >= 1 && p.packed == (p.batch > 8), "%s: %d shards", name, p.shards);
+  CHECK(chip.family == Family::cdna && p.shards >= 1 && shape.batch <= p.batch, "%s: %d shards", name, p.shards);
   CHECK(p.shards == 1 || shape.adds, "%s: what shares units adds to a residual", name);
-  CHECK(p.batch >= std::min<int64_t>(shape.batch, 64), "%s: %d rows at once", name, p.batch);
-  CHECK(p.batch == p.batch_waves * p.packed_rows && p.packed_rows <= (shape.converted ? 16 : 32), "%s: %d rows a wave",
-        name, p.packed_rows);
-  CHECK(p.row_waves * p.batch_waves * 64 <= kMostBatchThreads, "%s: %d waves", name, p.row_waves * p.batch_waves);
+  CHECK(p.row_waves * 64 <= kMostBatchThreads, "%s: %d waves", name, p.row_waves);
   CHECK(p.row_waves * p.wave_rows >= p.rows && (p.row_waves - 1) * p.wave_rows < p.rows && p.wave_rows <= slots,
         "%s: %d waves have %d rows of %d", name, p.row_waves, p.wave_rows, p.rows);
-  const int64_t passes = (shape.batch + p.batch - 1) / p.batch, units = units_of(shape, p.rows * linears);
-  CHECK(p.blocks % (8 * passes) == 0 && p.blocks >= units * passes * p.shards &&
-            p.blocks < (units * p.shards + 8) * passes,
+  const int64_t units = units_of(shape, p.rows * linears);
+  CHECK(p.blocks % 8 == 0 && p.blocks >= units * p.shards && p.blocks < units * p.shards + 8,
         "%s: %d blocks for %d units", name, int(p.blocks), int(units));
   const PackedBytes bytes = packed_bytes(shape, p, chip);
-  const int64_t waves = units * passes * p.row_waves * p.batch_waves;
+  const int64_t waves = units * p.row_waves;
   CHECK(p.shards == 1 || bytes.arrivals >= waves, "%s: counters", name);
-  CHECK(p.shards == 1 || bytes.partials >= waves * p.shards * 64 * p.packed_rows * 4, "%s: partial sums", name);
-  CHECK(p.lds_bytes == 0 || (!p.packed && p.lds_bytes >= shape.columns * 4 && p.lds_bytes <= kMostBatchLds),
+  CHECK(p.shards == 1 || bytes.partials >= waves * p.shards * 64 * p.batch * 4, "%s: partial sums", name);
+  CHECK(p.lds_bytes == 0 || (p.lds_bytes >= shape.columns * 4 && p.lds_bytes <= kMostBatchLds),
         "%s: LDS for a norm's weights", name);
 }
 
+// The products that gemm_cdna takes.
+void check_cdna(const char* name, const GemmShape& shape, const GemmCdnaPlan& p, const Chip& chip) {
+  const int linears = shape.swiglu ? 2 : 1;
+  CHECK(chip.family == Family::cdna && !gemm_mma_takes(shape, chip), "%s: gemm_mma has it", name);
+  CHECK(p.batch >= std::min<int64_t>(shape.batch, 64), "%s: %d rows at once", name, p.batch);
+  CHECK(p.waves >= kLeastCdnaGemmWaves && p.waves <= kMostCdnaGemmWaves, "%s: %d waves", name, p.waves);
+  CHECK(p.waves * p.wave_rows >= p.rows && p.wave_rows * linears <= p.chains * kStripColumns,
+        "%s: %d waves of %d chains have %d rows of %d", name, p.waves, p.chains, p.wave_rows, p.rows);
+  CHECK(!shape.swiglu || p.chains == 2, "%s: a chain for each of SwiGLU's linears", name);
+  const int64_t passes = (shape.batch + p.batch - 1) / p.batch, units = units_of(shape, p.rows * linears);
+  CHECK(p.blocks % (8 * passes) == 0 && p.blocks >= units * passes * p.shards, "%s: %d blocks for %d units", name,
+        int(p.blocks), int(units));
+  CHECK(p.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
+  const CdnaGemmBytes bytes = gemm_cdna_bytes(shape, p);
+  const int64_t row_bytes = shape.columns * (shape.integers ? 3 : 4);
+  CHECK(bytes.x[0] >= passes * p.batch * row_bytes && (bytes.x[1] > 0) == shape.gates, "%s: memory for x", name);
+  CHECK(bytes.rms_factors == passes * p.batch * 4, "%s: memory for factors", name);
+  const int64_t waves = units * passes * p.waves;
+  CHECK(p.shards == 1 || bytes.arrivals >= waves, "%s: counters", name);
+  CHECK(p.shards == 1 || bytes.partials >= waves * p.shards * p.chains * kStripColumns * p.batch * 4,
+        "%s: partial sums", name);
+  GemmShape alone = shape;
+  alone.all_linears = false;
+  CHECK(plan_gemm_cdna(alone, chip).shards == 1, "%s: no memory for sums of some of the linears", name);
+  for (const int64_t batch : {9, 16, 17, 64, 200}) {
+    GemmShape other = shape;
+    other.batch = batch;
+    const GemmCdnaPlan o = plan_gemm_cdna(other, chip);
+    CHECK(o.rows == p.rows && o.shards == p.shards, "%s: the order of sums depends on the batch", name);
+  }
+}
+
+// NVIDIA's many rows.
 void check_packed(const char* name, const GemmShape& shape, const GemmMmaPlan& p, const Chip& chip) {
   const bool groups = shape.bits < 16;
   const PackedBytes bytes = packed_bytes(shape, p, chip);
+  CHECK(chip.family == Family::nvidia, "%s: packed x", name);
   CHECK(bytes.x >= shape.batch * shape.columns * 4 && bytes.x % 16 == 0, "%s: memory for x", name);
   CHECK((bytes.step_sums > 0) == groups && bytes.step_sums % 16 == 0, "%s: memory for sums of steps", name);
   CHECK(p.lds_bytes <= chip.lds_bytes, "%s: %d bytes of LDS", name, p.lds_bytes);
-  if (chip.family == Family::nvidia) {
-    CHECK(shape.batch > 8 && p.batch >= std::min<int64_t>(shape.batch, groups ? 64 : 128), "%s: %d rows at once", name,
-          p.batch);
-    CHECK(p.stages >= 2 && p.lds_bytes == p.stages * stream_k_stage(shape.bits, p.batch).bytes, "%s: %d stages", name,
-          p.stages);
-    CHECK(p.blocks == chip.compute_units * ((shape.batch + p.batch - 1) / p.batch), "%s: %d blocks", name,
-          int(p.blocks));
-    CHECK(bytes.partials == p.blocks * 2 * p.batch * kStreamKRows * 4, "%s: memory for partial sums", name);
-    return;
-  }
-  check_batch(name, shape, p, chip);
+  CHECK(shape.batch > 8 && p.batch >= std::min<int64_t>(shape.batch, groups ? 64 : 128), "%s: %d rows at once", name,
+        p.batch);
+  CHECK(p.stages >= 2 && p.lds_bytes == p.stages * stream_k_stage(shape.bits, p.batch).bytes, "%s: %d stages", name,
+        p.stages);
+  CHECK(p.blocks == chip.compute_units * ((shape.batch + p.batch - 1) / p.batch), "%s: %d blocks", name, int(p.blocks));
+  CHECK(bytes.partials == p.blocks * 2 * p.batch * kStreamKRows * 4, "%s: memory for partial sums", name);
+}
+
+// What the shape is in each format of its bits.
+void check_formats_for_cdna(const char* name, const GemmShape& of, const Chip& chip) {
+  for (const bool integers : {false, true})
+    for (const bool offsets : {false, true})
+      for (const bool gates : {false, true}) {
+        GemmShape shape = of;
+        if (of.bits == 16 ? integers || offsets || gates : of.bits == 4 && !integers) continue;
+        shape.integers = integers, shape.offsets = offsets, shape.gates = gates && of.linear_count == 6;
+        const GemmCdnaPlan plan = plan_gemm_cdna(shape, chip);
+        CHECK((plan.batch > 0) == !gemm_mma_takes(shape, chip), "%s: two kernels, or none", name);
+        CHECK(shape.batch == 1 || (plan.batch > 0) == (shape.batch > 8 || integers || shape.columns > 12288),
+              "%s: %d rows", name, int(shape.batch));
+        if (plan.batch) check_cdna(name, shape, plan, chip);
+      }
 }
 
 void test_plan() {
@@ -207,6 +260,8 @@ void test_plan() {
                                        GemmShape{batch, 4096, true, bits, bits < 16, 2, up},
                                        GemmShape{batch, 10944, false, bits, bits < 16, 1, down},
                                        GemmShape{batch, 64, false, bits, bits < 16, 1, down}}) {
+          if (f == Family::cdna) check_formats_for_cdna(name, shape, chip);
+          if (f == Family::cdna && !gemm_mma_takes(shape, chip)) continue;
           const GemmMmaPlan p = plan_gemm_mma(shape, chip);
           if (p.packed) {
             check_packed(name, shape, p, chip);
@@ -236,8 +291,9 @@ void test_plan() {
           CHECK(in_turn || depth >= 2, "%s: a ring of %d steps", name, depth);
           CHECK(p.batch > 1 || p.stage_tiles == tiles, "%s: a single x is complete in LDS", name);
         }
-    const GemmMmaPlan long_x = plan_gemm_mma({1, 11272, false, 16, false, 1, down}, chip);
-    CHECK(long_x.packed || long_x.batch > 1, "%s: a single x that does not fit into LDS", name);
+    const GemmShape long_x{1, 11272, false, 16, false, 1, down};
+    const GemmMmaPlan of_long_x = plan_gemm_mma(long_x, chip);
+    CHECK(of_long_x.packed || of_long_x.batch > 1, "%s: a single x that does not fit into LDS", name);
   }
   const Chip mi300x = known_chip("MI300X"), h200 = known_chip("H200");
   CHECK(plan_gemm_mma({1, 4096, false, 16, false, 2, none}, mi300x).blocks == 1, "linears without rows have no blocks");
@@ -245,12 +301,23 @@ void test_plan() {
   CHECK(plan_gemm_mma({1, 4096, true, 16, false, 2, up}, h200).blocks == 264, "many rows: persistent blocks");
   CHECK(plan_gemm_mma({8, 4096, false, 16, false, 6, projections}, mi300x).rows == 41, "one round of 302 units");
   CHECK(plan_gemm_mma({8, 4096, true, 16, false, 2, up}, mi300x).rows == 36, "one round of 304 units");
-  for (const int64_t batch : {8, 64}) {
-    const GemmMmaPlan shared = plan_gemm_mma({batch, 10944, false, 16, false, 1, down, true}, mi300x);
-    CHECK(shared.shards == kBatchShards && shared.rows == 54, "76 units, each of four blocks");
+  for (const bool offsets : {false, true}) {
+    GemmShape widest{2, kMostCdnaGemmColumns, false, 4, true, 1, down, true, true, offsets};
+    for (const bool all : {false, true}) {
+      widest.all_linears = all;
+      CHECK(plan_gemm_cdna(widest, mi300x).batch == 16, "LDS for scales of %d columns", kMostCdnaGemmColumns);
+    }
   }
-  CHECK(plan_gemm_mma({8, 16384, false, 16, false, 1, down}, mi300x).packed, "a norm's weights that LDS does not hold");
-  CHECK(plan_gemm_mma({100, 4096, false, 16, false, 1, down}, mi300x).batch == 64, "two passes");
+  const GemmMmaPlan shared = plan_gemm_mma({8, 10944, false, 16, false, 1, down, true}, mi300x);
+  CHECK(shared.shards == kBatchShards && shared.rows == 54, "76 units, each of four blocks");
+  CHECK(plan_gemm_cdna({8, 16384, false, 16, false, 1, down}, mi300x).batch == 16,
+        "a norm's weights that LDS does not hold");
+  CHECK(plan_gemm_cdna({100, 4096, false, 16, false, 1, down}, mi300x).batch == 64, "two passes");
+  for (const bool integers : {false, true}) {
+    GemmShape shape{64, 10944, false, integers ? 8 : 16, integers, 1, down, true, integers};
+    const GemmCdnaPlan plan = plan_gemm_cdna(shape, mi300x);
+    CHECK(plan.blocks >= 280 && plan.blocks <= 304, "%d blocks for 304 compute units", int(plan.blocks));
+  }
   // A multiprocessor has 228 KB, of which the hardware reserves 1 KB for each block.
   const GemmMmaPlan one = plan_gemm_mma({1, 10944, false, 16, false, 1, down}, h200);
   CHECK(one.rows == 16 && one.blocks == 256, "all units at once, not half of them twice as long");
@@ -268,6 +335,7 @@ int main() {
   test_order();
   test_slots();
   test_packed_slots();
+  test_packed_for_cdna();
   test_vec8s();
   test_stream_k();
   test_plan();

@@ -1,39 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm_mma for more than one row of x on CDNA: y = W x. The maths, and the order of every sum, are those of gemm_mma.h:
-// steps of 64 features are added to four sums in turn, which are then added up.
+// gemm_mma for two to eight rows of x on CDNA: y = W x. The maths, and the order of every sum, are those of gemm_mma.h:
+// steps of 64 features are added to four sums in turn, which are then added up. Integer weights of more than one row
+// are gemm_cdna's (engine/gemm_cdna/gemm_cdna.h).
 //
 // Who owns what: a block has p.unit_rows rows of weights, as many as give all compute units the same. A wave has up to
-// 32 of them (for SwiGLU 16 of each linear) and kWaveRows rows of the batch, and adds up all features. With kSets 1
-// four blocks share a unit's rows, each with a quarter of the features: fewer lines of x for each line of weights. The
-// last of the four adds up their sums.
+// 32 of them (for SwiGLU 16 of each linear), and adds up all features. With kSets 1 four blocks share a unit's rows,
+// each with a quarter of the features: fewer lines of x for each line of weights. The last of the four adds up their
+// sums.
 //
 // A lane loads weights and x, both operands of its matrix instructions, from memory to registers, kDepth steps ahead of
-// their use. The loop has no barrier and no branch. The waves of a block load the same lines at about the same time, so
-// that the others find them in L1. Passes over a larger batch are blocks of the same XCD, so that weights are read from
-// memory once.
+// their use; each wave splits x (engine/gemm_mma/gemm_batch_inputs.h). The loop has no barrier and no branch. The waves
+// of a block load the same lines at about the same time, so that the others find them in L1.
 //
-// x (engine/gemm_mma/gemm_batch_inputs.h): up to 8 rows are loaded as floats and split by each wave; of more rows
-// pack_kernel has split x and laid it out in memory (engine/gemm_mma/pack_inputs.h).
-//
-// Floor: the bytes of the weights over the bandwidth of memory. x comes from L2: its bytes are kBatch * 4 of each
-// feature beside unit_rows * 2 of weights.
+// Floor: the bytes of the weights over the bandwidth of memory. x comes from L2: its bytes are 32 of each feature
+// beside unit_rows * 2 of weights.
 #pragma once
 
-#include "arch/device_scope.h"
 #include "engine/gemm_mma/gemm_batch_inputs.h"
+#include "engine/gpu/add_shards.h"
 
 namespace xlstm::gpu::engine {
 
-template <class Weights, int kWaveRows, int kSets>
+template <class Weights, int kSets>
 struct GemmBatch {
   using E = BFloat16;
-  using Shape = GemmBatchShape<Weights, kWaveRows, kSets>;
+  using Shape = GemmBatchShape<Weights, kSets>;
   using Sums = GemmSums<Weights, Shape>;
   using Rows = LaneRows<Weights, Shape>;
-  using Inputs = std::conditional_t<Shape::kHalf, FloatInputs<Weights, Shape>, PackedInputs<Weights, Shape>>;
-  static constexpr int kDepth = batch_depth(Weights::kBits, kWaveRows, kSets);
+  using Inputs = FloatInputs<Weights, Shape>;
+  static constexpr int kDepth = batch_depth(Weights::kBits, kSets);
   static constexpr int kUnits = Shape::kUnits, kStrips = Shape::kStrips, kChains = Shape::kChains;
   static constexpr int kRegisters = Shape::kRegisters, kStored = kRegisters / 2;  // of a strip, by each half of a wave
+  static constexpr int kTotals = kChains * kStrips * kRegisters;
   static_assert(kBatchUnroll % kDepth == 0 && kBatchUnroll % kSets == 0);
 
   // A step of weights and x in a lane's registers.
@@ -46,9 +44,8 @@ struct GemmBatch {
   Inputs inputs;
   Sums sums[kSets];
 
-  // first: of the batch's rows that this wave has.
-  XLSTM_DEVICE GemmBatch(const GemmParams& params, int first, const char* packed, const float* norm_weights)
-      : p(params), inputs(params, first, packed, norm_weights) {}
+  XLSTM_DEVICE GemmBatch(const GemmParams& params, const float* norm_weights)
+      : p(params), inputs(params, norm_weights) {}
 
   XLSTM_DEVICE void fetch(Stage& stage, const Rows& rows, const UnitLinears& linears, int tile) const {
     stage.weights.fetch_inside(linears, rows, tile);
@@ -79,17 +76,22 @@ struct GemmBatch {
       to.scale_columns_of_groups(stage.weights, groups, part, [&](int s, int r, int) { return operands.sum(s, r); });
   }
 
-  XLSTM_DEVICE void run(int unit, const BatchPlace& at) {
+  // block: of the launch's units.
+  XLSTM_DEVICE void run(int unit, int block) {
     const Rows rows = Rows::at(p, unit);
     const GroupFormat groups = GroupFormat::of(p.linear[rows.unit.linear]);
 #pragma unroll
     for (int n = 0; n < kSets; ++n) sums[n].clear();
     multiply_steps(rows, groups);
-    float total[kChains][kStrips][kRegisters];
+    float total[kTotals];
     add_sets(total);
-    if constexpr (kSets == 1)
-      if (!add_shards(at, total)) return;
-    store_outputs(rows.unit, at, total);
+    if constexpr (kSets == 1) {
+      const int wave = block * (int(blockDim.x) / kWave) + wave_id();
+      const ShardSums of_wave{p.packed.partials + int64_t(wave) * (kBatchShards * kTotals * kWave),
+                              p.packed.arrived + wave};
+      if (!add_shards(of_wave, Shape::k_wave(), kBatchShards, total)) return;
+    }
+    store_outputs(rows.unit, total);
   }
 
   // Steps that lie within the columns; behind them perhaps one that does not.
@@ -132,7 +134,8 @@ struct GemmBatch {
 
   // ---- epilogue
 
-  XLSTM_DEVICE void add_sets(float (&total)[kChains][kStrips][kRegisters]) const {
+  static constexpr int total_at(int c, int s, int r) { return (c * kStrips + s) * kRegisters + r; }
+  XLSTM_DEVICE void add_sets(float (&total)[kTotals]) const {
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
 #pragma unroll
@@ -142,39 +145,11 @@ struct GemmBatch {
           float sum = 0;
 #pragma unroll
           for (int n = 0; n < kSets; ++n) sum += sums[n].sum[c][s].value[r];
-          total[c][s][r] = sum;
+          total[total_at(c, s, r)] = sum;
         }
   }
-  // Stores the sums of a quarter of the features. Whichever wave is the last of the four then adds them up, in the
-  // order of the quarters, and returns true.
-  XLSTM_DEVICE bool add_shards(const BatchPlace& at, float (&total)[kChains][kStrips][kRegisters]) const {
-    constexpr int kShardFloats = kChains * kStrips * kRegisters * kWave;
-    float* const partials = p.packed.partials + int64_t(at.wave) * (kBatchShards * kShardFloats) + lane_id();
-    float* const to = partials + Shape::k_wave() * kShardFloats;
-    const auto each_sum = [&](auto&& f) {
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-#pragma unroll
-        for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-          for (int r = 0; r < kRegisters; ++r) f(total[c][s][r], ((c * kStrips + s) * kRegisters + r) * kWave);
-    };
-    each_sum([&](float sum, int offset) { store_device_scope(to + offset, sum); });
-    wait_for_stores();
-    uint32_t before = 0;
-    uint32_t* const arrived = p.packed.arrived + at.wave;
-    if (lane_id() == 0) before = add_device_scope(opaque(arrived), 1);
-    if (uniform(int(before)) != kBatchShards - 1) return false;
-    if (lane_id() == 0) store_device_scope(arrived, uint32_t(0));
-    each_sum([](float& sum, int) { sum = 0; });
-#pragma unroll
-    for (int n = 0; n < kBatchShards; ++n)
-      each_sum([&](float& sum, int offset) { sum += load_device_scope(partials + n * kShardFloats + offset); });
-    return true;
-  }
   // Upper and lower parts of x are in the two halves of a wave, each of which stores half of the sums.
-  XLSTM_DEVICE void store_outputs(const UnitRows& unit, const BatchPlace& at,
-                                  const float (&total)[kChains][kStrips][kRegisters]) const {
+  XLSTM_DEVICE void store_outputs(const UnitRows& unit, const float (&total)[kTotals]) const {
     const GemmParams& q = *reload_params(&p);
     const bool is_swiglu = q.output == Output::swiglu, second = lane_id() >= kWave / 2;
     const int slot = lane_id() % kStripColumns;
@@ -185,8 +160,9 @@ struct GemmBatch {
       for (int s = 0; s < kStrips; ++s)
 #pragma unroll
         for (int r = 0; r < kStored; ++r) {
-          const float low = total[c][s][r] + shuffle_xor(total[c][s][r], kWave / 2);
-          const float high = total[c][s][kStored + r] + shuffle_xor(total[c][s][kStored + r], kWave / 2);
+          const float of_low = total[total_at(c, s, r)], of_high = total[total_at(c, s, kStored + r)];
+          const float low = of_low + shuffle_xor(of_low, kWave / 2);
+          const float high = of_high + shuffle_xor(of_high, kWave / 2);
           sum[c][s][r] = second ? high : low;
         }
     // Of the strip's rows of the batch: the first that this lane stores.
@@ -209,7 +185,7 @@ struct GemmBatch {
 #pragma unroll
           for (int r = 0; r < kStored; ++r) {
             const int b = s * Shape::kSplit + row_of_batch + r;
-            if (b < at.count) f(c, s, r, row, at.first + b);
+            if (b < q.batch) f(c, s, r, row, b);
           }
       }
     };
@@ -232,31 +208,24 @@ struct GemmBatch {
   }
 };
 
-// Blocks: 8 neighbours, which are of the eight XCDs, have one unit each; the next 8 have the same units for the batch's
-// next rows. Where four blocks share a unit, each two XCDs have a quarter of the features.
-template <class Weights, int kWaveRows, int kSets>
+// Blocks: one unit each; where four blocks share a unit, each two of 8 neighbours, which are of the eight XCDs, have a
+// quarter of the features.
+template <class Weights, int kSets>
 __global__ __launch_bounds__(kMostBatchThreads, 2) void gemm_batch_kernel(XLSTM_PARAM GemmParams kernel_arg) {
   if constexpr (kFamily == Family::cdna) {
-    using Shape = GemmBatchShape<Weights, kWaveRows, kSets>;
     const GemmParams& p = *kernel_params(kernel_arg);
     extern __shared__ __align__(128) char lds[];
     float* const norm_weights = reinterpret_cast<float*>(lds);
-    const int batch = p.batch_waves * kWaveRows, passes = (p.batch + batch - 1) / batch;
-    const int eight = int(blockIdx.x) / 8, pass = eight % passes;
     constexpr int kSideBySide = kSets == 1 ? 8 / kBatchShards : 8;
-    const int unit = eight / passes * kSideBySide + int(blockIdx.x) % kSideBySide;
+    const int unit = int(blockIdx.x) / 8 * kSideBySide + int(blockIdx.x) % kSideBySide;
     const int units = units_of(p, Weights::kGroups, p.unit_rows);
-    const int group = pass * p.batch_waves + Shape::batch_wave(p), first = group * kWaveRows, left = p.batch - first;
-    const BatchPlace at{first, left < kWaveRows ? left : kWaveRows,
-                        (pass * units + unit) * (int(blockDim.x) / kWave) + wave_id()};
-    if (left <= 0) return;
     if (unit < units) {
-      if constexpr (Shape::kHalf && kSets > 1) load_norm_weights(p, norm_weights);
-      GemmBatch<Weights, kWaveRows, kSets>(p, first, p.packed.x[0], norm_weights).run(unit, at);
+      if constexpr (kSets > 1) load_norm_weights(p, norm_weights);
+      GemmBatch<Weights, kSets>(p, norm_weights).run(unit, unit);
     } else if constexpr (Weights::kGroups && kSets > 1) {
       if (p.output == Output::store && unit - units < units_of(p, false, p.unit_rows)) {
-        if constexpr (Shape::kHalf) load_norm_weights(p, norm_weights);
-        GemmBatch<Bfloat16Weights, kWaveRows, kSets>(p, first, p.packed.x[1], norm_weights).run(unit - units, at);
+        load_norm_weights(p, norm_weights);
+        GemmBatch<Bfloat16Weights, kSets>(p, norm_weights).run(unit - units, unit);
       }
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of gemm_batch_kernel, and x on its way to its matrix instructions: packed by pack_kernel, or up to 8 rows
-// of floats, which each wave splits itself.
+// The shape of gemm_batch_kernel, and x on its way to its matrix instructions: up to 8 rows of floats, which each wave
+// splits itself.
 #pragma once
 
 #include "arch/row_halves.h"
@@ -10,12 +10,11 @@
 namespace xlstm::gpu::engine {
 
 // kSets: the sums of each output, to which steps of features are added in turn; with 1 a block has every fourth step.
-template <class Weights, int kWaveRows, int kSets>
+template <class Weights, int kSets>
 struct GemmBatchShape {
-  static constexpr bool kSingle = false, kHalf = kWaveRows == 8, kRing = false, kLaneSharded = false;
-  static constexpr int kBatchRows = kWaveRows, kThreads = kWave, kSumRows = 2 * kWaveRows;
-  static constexpr int kChains = kBatchChains, kSplit = kHalf ? 8 : split_rows(kFamily), kStrips = kWaveRows / kSplit;
-  static constexpr int kRegisters = kHalf ? 4 : Strip<BFloat16>::kRegisters;
+  static constexpr bool kSingle = false, kHalf = true, kRing = false, kLaneSharded = false;
+  static constexpr int kBatchRows = kMostBatchRows, kThreads = kWave, kSumRows = 2 * kBatchRows;
+  static constexpr int kChains = kBatchChains, kSplit = kBatchRows, kStrips = 1, kRegisters = 4;
   static constexpr int kLaneRows = lane_rows(kFamily), kLoads = lane_loads(kFamily, Weights::kBits);
   static constexpr int kColumns = Columns::kEach, kOrderOfSets = kSets;
   static constexpr int kSplitKWaves = kBatchShards / kSets, kTileFeatures = kSplitKWaves * kStepFeatures;
@@ -23,9 +22,8 @@ struct GemmBatchShape {
   static constexpr int kStepBytes = kStepFeatures * Weights::kBits / 8;
 
   XLSTM_DEVICE static int k_wave() { return kSets == 1 ? int(blockIdx.x) % 8 / (8 / kBatchShards) : 0; }
-  XLSTM_DEVICE static int batch_wave(const GemmParams& p) { return uniform(wave_id() % p.batch_waves); }
   // Of the unit's rows: the wave's first.
-  XLSTM_DEVICE static int first_row(const GemmParams& p) { return uniform(wave_id() / p.batch_waves * p.wave_rows); }
+  XLSTM_DEVICE static int first_row(const GemmParams& p) { return uniform(wave_id() * p.wave_rows); }
   XLSTM_DEVICE static int unit_rows(const GemmParams& p) { return p.unit_rows; }
   // The row that a slot of the wave loads: past its last row, the last row again.
   XLSTM_DEVICE static int row_in_unit(const GemmParams& p, int slot) {
@@ -33,78 +31,10 @@ struct GemmBatchShape {
     return row < p.unit_rows ? row : p.unit_rows - 1;
   }
   // The row of x's parts that a strip's row is: of half a strip, the row of its matrix instruction.
-  static constexpr int part_row(int row) { return kHalf ? row / 8 * 4 + row % 4 : row; }
+  static constexpr int part_row(int row) { return row / 8 * 4 + row % 4; }
 };
 
-// A wave's rows of the batch, and its number among those of the launch that have different sums.
-struct BatchPlace {
-  int first, count, wave;
-};
-
-// ---- x that pack_kernel has laid out
-
-template <class Weights, class Shape>
-struct PackedInputs {
-  using E = BFloat16;
-  static constexpr int kUnits = Shape::kUnits, kStrips = Shape::kStrips, kStreams = kStreamVec16s<E>;
-  static constexpr int kSumVec16s = Shape::kRegisters / 4, kRows = Shape::kBatchRows;
-
-  struct Step {
-    Vec16 x[kUnits][kStrips][kStreams];
-    Vec16 sums[Weights::kGroups ? kStrips : 1][kSumVec16s];
-  };
-  struct Operands {
-    const Step& step;
-
-    XLSTM_DEVICE void read(int u, int s, Vec16 (&stream)[kStreams]) const {
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j) stream[j] = step.x[u][s][j];
-    }
-    XLSTM_DEVICE float sum(int s, int r) const { return as_float(step.sums[s][r / 4].word[r % 4]); }
-  };
-
-  const char *x, *step_sums;  // of this wave's rows
-  const float* rms_factors;   // null without an RMS norm
-
-  XLSTM_DEVICE PackedInputs(const GemmParams& p, int first, const char* packed, const float*) {
-    const int64_t step = int64_t(first / kRows) * packed_steps(kFamily, p.columns);
-    x = uniform(packed + step * packed_step_bytes(kRows));
-    step_sums = uniform(reinterpret_cast<const char*>(p.packed.step_sums + step * packed_sum_floats(kFamily, kRows)));
-    rms_factors = p.input == Input::rms ? p.packed.rms_factors + first : nullptr;
-  }
-  XLSTM_DEVICE void begin() const {}
-  XLSTM_DEVICE void fetch(Step& to, int step) const {
-    const uint32_t lane = opaque_lane();
-    const char* const from = x + int64_t(step) * packed_step_bytes(kRows);
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u)
-#pragma unroll
-      for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-        for (int j = 0; j < kStreams; ++j)
-          to.x[u][s][j] = load_vec16(from + ((u * kStrips + s) * kStreams + j) * 1024, lane * kSlotBytes);
-    if constexpr (Weights::kGroups) {
-      const char* const sums_from = step_sums + int64_t(step) * (packed_sum_floats(kFamily, kRows) * 4);
-#pragma unroll
-      for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-        for (int h = 0; h < kSumVec16s; ++h)
-          to.sums[s][h] = load_vec16(sums_from + s * 128 + h * 16, lane / 16 * (kSumVec16s * 16));
-    }
-  }
-  // A step that reaches beyond the columns, where pack_kernel has stored zeros.
-  XLSTM_DEVICE void fetch_last(Step& to, int step) const { fetch(to, step); }
-  template <int kSet>
-  XLSTM_DEVICE Operands operands(const Step& step, int) const {
-    return {step};
-  }
-  template <int kSet>
-  XLSTM_DEVICE void skip() const {}
-  XLSTM_DEVICE void end() const {}
-  XLSTM_DEVICE float factor(int b) const { return rms_factors ? rms_factors[b] : 1.0f; }
-};
-
-// ---- up to 8 rows of floats
+// ---- x
 //
 // The 16 rows of a matrix instruction are the 8 rows' upper parts, then their lower parts, so two lanes have the same 8
 // features of a row. Each of the two loads and splits four of them, and gives the other lane the parts that this one
@@ -170,11 +100,11 @@ struct FloatInputs {
       {};  // squares of the step before, whose way to other lanes takes as long as a step's products
   Vec16 norm_weights[kUnits];  // of the next step
 
-  XLSTM_DEVICE FloatInputs(const GemmParams& p, int first, const char*, const float* norm_weights)
+  XLSTM_DEVICE FloatInputs(const GemmParams& p, const float* norm_weights)
       : weights(norm_weights), columns(p.columns), normed(p.input == Input::rms), norm_eps(p.norm_eps) {
-    const int lane = lane_id(), row = lane % kRows, last = p.batch - first - 1;
+    const int lane = lane_id(), row = lane % kRows, last = p.batch - 1;
     second = lane % 16 >= kRows;
-    x = reinterpret_cast<const char*>(p.x + int64_t(first) * columns);
+    x = reinterpret_cast<const char*>(p.x);
     lane_at = uint32_t((row < last ? row : last) * columns + (second ? 4 : 0)) * 4;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) vec8[u] = vec8_at(kBits, u, lane / 16);

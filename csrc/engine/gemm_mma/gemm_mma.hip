@@ -22,29 +22,20 @@ void launch_rows(const char* name, const GemmMmaPlan& plan, const GemmParams& al
   launch(name, gemm_mma_kernel<Weights, kBatch, 32>, grid, stream, p);
 }
 
-template <class Weights, int kWaveRows>
-void launch_batch_rows(const char* name, const GemmMmaPlan& plan, const GemmParams& all_params, Stream stream) {
-  const Grid grid{plan.blocks, plan.row_waves * plan.batch_waves * wave_size(Family::cdna), plan.lds_bytes};
-  GemmParams p = all_params;
-  p.unit_rows = plan.rows, p.wave_rows = plan.wave_rows, p.batch_waves = plan.batch_waves;
-  if (plan.shards > 1) return launch(name, gemm_batch_kernel<Weights, kWaveRows, 1>, grid, stream, p);
-  launch(name, gemm_batch_kernel<Weights, kWaveRows, kBatchShards>, grid, stream, p);
-}
-
 template <class Weights>
-void launch_batch(const char* name, const GemmMmaPlan& plan, const GemmParams& p, Stream stream) {
-  const int rows = plan.batch / plan.batch_waves;
-  if (rows == 8) return launch_batch_rows<Weights, 8>(name, plan, p, stream);
-  if constexpr (!Weights::kConverted)
-    if (rows == 32) return launch_batch_rows<Weights, 32>(name, plan, p, stream);
-  launch_batch_rows<Weights, 16>(name, plan, p, stream);
+void launch_batch(const char* name, const GemmMmaPlan& plan, const GemmParams& all_params, Stream stream) {
+  const Grid grid{plan.blocks, plan.row_waves * wave_size(Family::cdna), plan.lds_bytes};
+  GemmParams p = all_params;
+  p.unit_rows = plan.rows, p.wave_rows = plan.wave_rows;
+  if (plan.shards > 1) return launch(name, gemm_batch_kernel<Weights, 1>, grid, stream, p);
+  launch(name, gemm_batch_kernel<Weights, kBatchShards>, grid, stream, p);
 }
 
 }  // namespace
 
 template <class Weights>
 void launch_gemm_mma(const char* name, const GemmMmaPlan& plan, const GemmParams& p, Stream stream) {
-  if constexpr (!kHasHopperKernels)
+  if constexpr (!kHasHopperKernels && !Weights::kIntegers)
     if (plan.shards) return launch_batch<Weights>(name, plan, p, stream);
   if (plan.batch == 1) return launch_rows<Weights, 1>(name, plan, p, stream);
   if (plan.batch == 8) return launch_rows<Weights, 8>(name, plan, p, stream);

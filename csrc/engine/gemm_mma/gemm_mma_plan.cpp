@@ -22,13 +22,13 @@ PackedBytes packed_bytes(const GemmShape& p, const GemmMmaPlan& plan, const Chip
   if (plan.packed) {
     const int64_t rows = packed_rows(p.batch, plan.batch), steps = packed_steps(chip.family, int(p.columns));
     bytes.x = steps * packed_step_bytes(int(rows));
-    bytes.step_sums = p.bits < 16 ? steps * packed_sum_floats(chip.family, int(rows)) * 4 : 0;
+    bytes.step_sums = p.bits < 16 ? steps * rows * 4 : 0;
     bytes.rms_factors = rows * 4;
   }
   if (plan.stages) bytes.partials = 2 * plan.blocks * stream_k_tile_floats(plan.batch) * 4;
   if (plan.shards > 1) {
-    bytes.arrivals = plan.blocks / plan.shards * plan.row_waves * plan.batch_waves;
-    const int64_t shard_floats = kBatchChains * kStripColumns * 2 * plan.batch / plan.batch_waves;
+    bytes.arrivals = plan.blocks / plan.shards * plan.row_waves;
+    const int64_t shard_floats = kBatchChains * kStripColumns * 2 * plan.batch;
     bytes.partials = bytes.arrivals * plan.shards * shard_floats * 4;
   }
   return bytes;
@@ -49,7 +49,7 @@ BatchUnits batch_units(const GemmShape& p, const GemmMmaPlan& plan, int shards, 
   const int linears = p.swiglu ? 2 : 1, slots = kBatchChains * kStripColumns / linears;
   const int64_t slots_of_chip = chip.compute_units / (ceil_div(p.batch, plan.batch) * shards);
   const auto units = [&](int rows) { return units_of(p, rows * linears); };
-  BatchUnits best{slots * (kMostBatchThreads / 64 / plan.batch_waves), 0, 0};
+  BatchUnits best{slots * (kMostBatchThreads / 64), 0, 0};
   const int64_t chip_units = std::max<int64_t>(1, slots_of_chip);
   best.rounds = ceil_div(units(best.rows), chip_units);
   while (best.rows > 1 && units(best.rows - 1) <= best.rounds * chip_units) --best.rows;
@@ -61,18 +61,14 @@ BatchUnits batch_units(const GemmShape& p, const GemmMmaPlan& plan, int shards, 
 GemmMmaPlan plan_batch(const GemmShape& p, const Chip& chip) {
   GemmMmaPlan plan{};
   plan.lds_bytes = batch_lds_bytes(chip.family, int(p.columns));
-  for (const int batch : kBatchRows)
-    if (plan.batch < p.batch || (plan.batch == 8 && plan.lds_bytes > kMostBatchLds)) plan.batch = batch;
-  plan.packed = plan.batch > 8;
-  plan.packed_rows = batch_wave_rows(plan.batch, p.converted);
-  plan.batch_waves = plan.batch / plan.packed_rows;
+  plan.batch = kMostBatchRows;
   plan.shards = 1;
   BatchUnits units = batch_units(p, plan, 1, chip);
   if (p.adds) {
     const BatchUnits shared = batch_units(p, plan, kBatchShards, chip);
     if (shared.bytes < units.bytes) units = shared, plan.shards = kBatchShards;
   }
-  if (plan.packed || plan.shards > 1) plan.lds_bytes = 0;
+  if (plan.shards > 1) plan.lds_bytes = 0;
   plan.rows = units.rows;
   const int linears = p.swiglu ? 2 : 1;
   plan.row_waves = int(ceil_div(plan.rows * linears, kBatchChains * kStripColumns));
@@ -80,6 +76,11 @@ GemmMmaPlan plan_batch(const GemmShape& p, const Chip& chip) {
   const int side_by_side = 8 / plan.shards;  // blocks of eight neighbours that have different units
   plan.blocks = ceil_div(units_of(p, plan.rows * linears), side_by_side) * 8 * ceil_div(p.batch, plan.batch);
   return plan;
+}
+
+bool fits_single(const GemmShape& p, const Chip& chip) {
+  const int columns = int(p.columns);
+  return columns <= kMaxSingleFeatures && gemm_mma_stage_tiles(chip.family, p.bits, 1, 32, columns, chip.lds_bytes) > 0;
 }
 
 void add_stages(GemmMmaPlan& plan, int bits, const Chip& chip) {
@@ -92,7 +93,6 @@ GemmMmaPlan plan_stream_k(const GemmShape& p, const Chip& chip) {
   plan.packed = true;
   for (const int batch : kStreamKBatch)
     if (plan.batch < p.batch && batch <= most_stream_k_batch(p.converted)) plan.batch = batch;
-  plan.packed_rows = plan.batch;
   plan.rows = kStreamKRows;
   add_stages(plan, p.bits, chip);
   plan.early_launch = chip.hopper;
@@ -102,14 +102,17 @@ GemmMmaPlan plan_stream_k(const GemmShape& p, const Chip& chip) {
 
 }  // namespace
 
+bool gemm_mma_takes(const GemmShape& p, const Chip& chip) {
+  if (p.batch == 1 && fits_single(p, chip)) return true;
+  return p.batch <= kMostBatchRows && !p.integers && batch_lds_bytes(chip.family, int(p.columns)) <= kMostBatchLds;
+}
+
 // A unit has as many rows as possible, since its rows share the cost of x, while at least seven in eight of the slots
 // for blocks still get a unit.
 GemmMmaPlan plan_gemm_mma(const GemmShape& p, const Chip& chip) {
   const Family f = chip.family;
   const int columns = int(p.columns);
-  const bool single_fits =
-      columns <= kMaxSingleFeatures && gemm_mma_stage_tiles(f, p.bits, 1, 32, columns, chip.lds_bytes) > 0;
-  if (f == Family::cdna && (p.batch > 1 || !single_fits)) return plan_batch(p, chip);
+  if (f == Family::cdna && (p.batch > 1 || !fits_single(p, chip))) return plan_batch(p, chip);
   if (f == Family::nvidia && p.batch > most_unpacked(f)) return plan_stream_k(p, chip);
   GemmMmaPlan plan{};
   for (const int batch : kGemmMmaBatch) {

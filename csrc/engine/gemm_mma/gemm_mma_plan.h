@@ -18,15 +18,18 @@ struct GemmShape {
   int linear_count;
   const int64_t* rows;  // of each linear
   bool adds = false;    // to a residual: Output::add
+  // On CDNA, of quantised weights: whether they are integers, have offsets, and stand beside gates of bfloat16.
+  bool integers = false, offsets = false, gates = false;
+  // Also on CDNA: whether the launch has all of a product's linears, so that there is memory for sums of shards.
+  bool all_linears = true;
 };
 
 struct GemmMmaPlan {
-  bool packed;      // x is packed first, for gemm_batch_kernel or, on NVIDIA, gemm_stream_k_kernel
-  int packed_rows;  // of the batch, which are packed together: a wave's, or on NVIDIA a block's
+  bool packed;      // x is packed first, for gemm_stream_k_kernel
   int batch, rows;  // of the batch, and of weights in a unit of work: for gemm_batch_kernel's SwiGLU of each linear
-  // gemm_batch_kernel, or 0: the blocks that share a unit, each with every so-many-th step of features; a block's waves
-  // along the unit's rows and along the batch, and the rows of weights of a wave.
-  int shards, row_waves, batch_waves, wave_rows;
+  // gemm_batch_kernel, or 0: the blocks that share a unit, each with every so-many-th step of features; a block's
+  // waves, and the rows of weights of each.
+  int shards, row_waves, wave_rows;
   int stage_tiles;  // tiles of x that LDS holds at once
   int stages;       // of gemm_stream_k_kernel's pipeline
   int lds_bytes;
@@ -36,6 +39,8 @@ struct GemmMmaPlan {
 };
 
 int64_t units_of(const GemmShape&, int rows);
+// CDNA: whether gemm_mma takes a product. What it does not take is gemm_cdna's.
+bool gemm_mma_takes(const GemmShape&, const Chip&);
 GemmMmaPlan plan_gemm_mma(const GemmShape&, const Chip&);
 // NVIDIA: for bfloat16 gates beside a product of quantised weights with this plan, of x that was packed for it.
 GemmMmaPlan plan_gates(const GemmMmaPlan& of_weights, const Chip&);

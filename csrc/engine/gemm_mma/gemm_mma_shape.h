@@ -28,8 +28,8 @@ constexpr int tiles_of(Family f, int columns) { return (columns + tile_features(
 constexpr int split_rows(Family f) { return strip_step(f, 2) / 2; }
 constexpr int batch_strips(Family f, int batch) { return batch == 1 ? 1 : batch / split_rows(f); }
 // RDNA3's operands, which both halves of a wave hold, leave registers for 8 rows of the batch. RDNA4's LDS holds a tile
-// of x for 16 rows, since its eight waves take eight steps of features at a time. CDNA packs more than one row, NVIDIA
-// more than eight.
+// of x for 16 rows, since its eight waves take eight steps of features at a time. NVIDIA
+// packs more than eight rows, CDNA has other kernels for more than one.
 constexpr int most_unpacked(Family f) { return f == Family::cdna ? 1 : f == Family::rdna4 ? 16 : 8; }
 constexpr bool has_gemm_mma(Family f, int batch) {
   return batch == 1 || (batch >= split_rows(f) && batch <= most_unpacked(f));
@@ -168,58 +168,44 @@ constexpr int gemm_mma_lds_bytes(Family f, int bits, int batch, int rows, int co
 // The blocks that a CU holds at once.
 constexpr int gemm_mma_blocks_per_cu(Family f, int batch) { return batch == 1 && !is_rdna(f) ? 2 : 1; }
 
-// ---- gemm_batch_kernel, for more than one row of x on CDNA
-//
-// A kernel takes so many rows of the batch at a time. Up to 8 are loaded as floats, more are packed first. A wave has
-// up to 32 of them, 16 beside weights that are converted, whose operands and sums take registers.
-constexpr int kBatchRows[] = {8, 16, 32, 64};
+// ---- gemm_batch_kernel, for two to eight rows of x on CDNA
+
+constexpr int kMostBatchRows = 8;
 constexpr int kBatchChains = 2;  // strips of weights that a wave has; SwiGLU's two linears have one each
 constexpr int kMostBatchThreads = 512;
 constexpr int kBatchShards = 4;  // sums of an output: sums of every fourth step, in one block or in four
 constexpr int kBatchUnroll = 4;  // steps
-constexpr int batch_wave_rows(int batch, bool converted) {
-  const int most = converted ? 16 : 32;
-  return batch < most ? batch : most;
-}
 // Steps of weights and x that are in flight for a wave: as many as registers hold beside the sums.
-constexpr int batch_depth(int bits, int wave_rows, int sets) {
+constexpr int batch_depth(int bits, int sets) {
   const bool groups = bits < 16;
-  const int sums = kBatchChains * wave_rows / 2 * (sets + groups);
-  const int step = kBatchChains * bits / 2 + wave_rows + (groups ? wave_rows / 2 + 2 * kBatchChains : 0);
+  const int sums = kBatchChains * kMostBatchRows / 2 * (sets + groups);
+  const int step = kBatchChains * bits / 2 + kMostBatchRows + (groups ? kMostBatchRows / 2 + 2 * kBatchChains : 0);
   const int left = (groups ? 176 : 200) - sums;
   return left >= 4 * step ? 4 : left >= 2 * step ? 2 : 1;
 }
-// LDS for a norm's weights beside up to 8 rows of x, one step more than there are, and how much of it a block may have.
+// LDS for a norm's weights, one step more than there are, and how much of it a block may have.
 constexpr int batch_lds_bytes(Family f, int columns) {
   return (tiles_of(f, columns) * tile_features(f) + kStepFeatures) * 4;
 }
 constexpr int kMostBatchLds = 48 << 10;
 
-// ---- packed x, for many rows of it on CDNA and NVIDIA
+// ---- packed x, for many rows of it on NVIDIA
 //
 // LDS does not hold all of x, and every unit of weights would split x anew. pack_kernel does so once for a product, and
-// lays x out in memory as waves read it, by rows of a wave, step, unit of features, strip, vec16 and lane.
-constexpr bool has_packed(Family f) { return f == Family::cdna || f == Family::nvidia; }
+// lays x out in memory as warps read it, by rows of a block, step, unit of features, tile and lane.
 constexpr int packed_steps(Family f, int columns) { return tiles_of(f, columns) * split_k_waves(f); }
-// The bytes of a step of x of so many rows, and the floats of its sums: zeros stand for the lower parts.
+// The bytes of a step of x of so many rows.
 constexpr int packed_step_bytes(int rows) { return rows * 2 * kStepFeatures * 2; }
-constexpr int packed_sum_floats(Family f, int rows) { return f == Family::nvidia ? rows : rows * 2; }
-struct PackedSlot {
-  int vec16, lane;
-};
-// Where a vec16 of a strip's row is, the inverse of stream_vec16().
-constexpr PackedSlot packed_slot(int row, int vec16) { return {row / 4 % 2, vec16 * 16 + row / 8 * 4 + row % 4}; }
-// NVIDIA's tiles are eight rows of the batch: the bytes from a step to a tile's upper or lower parts of a unit.
-constexpr int packed_tile_offset(int wave_rows, int unit, int tile, int half) {
-  return ((unit * (wave_rows / 8) + tile) * 2 + half) * 32 * kSlotBytes;
+// Tiles are eight rows of the batch: the bytes from a step to a tile's upper or lower parts of a unit.
+constexpr int packed_tile_offset(int block_rows, int unit, int tile, int half) {
+  return ((unit * (block_rows / 8) + tile) * 2 + half) * 32 * kSlotBytes;
 }
 // The bytes from a step of so many rows, which are packed together, to a vec16 of one of them.
-constexpr int packed_offset(Family f, int wave_rows, int unit, int row, int half, int vec16) {
-  if (f == Family::nvidia)
-    return packed_tile_offset(wave_rows, unit, row / 8, half) + (row % 8 * 4 + vec16) * kSlotBytes;
-  const PackedSlot at = packed_slot(half * 16 + row % 16, vec16);
-  return (unit * (wave_rows / 16) + row / 16) * 2048 + at.vec16 * 1024 + at.lane * kSlotBytes;
+constexpr int packed_offset(int block_rows, int unit, int row, int half, int vec16) {
+  return packed_tile_offset(block_rows, unit, row / 8, half) + (row % 8 * 4 + vec16) * kSlotBytes;
 }
+
+// ---- the order of features
 
 struct Vec8Coord {
   int unit, vec16;  // within a step

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs x for gemm_batch_kernel and gemm_stream_k_kernel: once a product, each float, times a norm's weight, becomes
-// the sum of two bfloat16 at the place where a wave's lane reads them (engine/gemm_mma/gemm_mma_shape.h). A block packs
+// Packs x for gemm_stream_k_kernel on NVIDIA: once a product, each float, times a norm's weight, becomes
+// the sum of two bfloat16 at the place where a warp's lane reads them (engine/gemm_mma/gemm_mma_shape.h). A block packs
 // one row of the batch, and computes its RMS norm's factor in the order of sums of gemm_mma_kernel for one row.
 #pragma once
 
@@ -13,9 +13,9 @@ constexpr int kPackThreads = 1024;
 
 struct PackParams {
   GemmParams product;
-  int bits;       // of the weights, whose order of features x has
-  int wave_rows;  // of the batch, which are packed together: GemmMmaPlan's
-  bool gates;     // x is packed a second time, for bfloat16 gates
+  int bits;        // of the weights, whose order of features x has
+  int block_rows;  // of the batch, which are packed together
+  bool gates;      // x is packed a second time, for bfloat16 gates
 };
 
 // Splits 8 features of x.
@@ -43,7 +43,7 @@ struct InputPacker {
   const PackParams& p;
   int b, steps;
 
-  XLSTM_DEVICE int row() const { return b % p.wave_rows; }
+  XLSTM_DEVICE int row() const { return b % p.block_rows; }
 
   XLSTM_DEVICE void run(float* squares) const {
     const GemmParams& product = p.product;
@@ -86,21 +86,14 @@ struct InputPacker {
     }
   }
   XLSTM_DEVICE void store_sum(float sum, int step) const {
-    float* const to = p.product.packed.step_sums +
-                      (int64_t(b / p.wave_rows) * steps + step) * packed_sum_floats(kFamily, p.wave_rows);
-    if constexpr (kFamily == Family::nvidia) {
-      to[row()] = sum;
-    } else {  // in the order of a strip's rows
-      const int at = row() / 16 * 32 + row() % 16;
-      to[at] = sum, to[at + 16] = 0;
-    }
+    p.product.packed.step_sums[(int64_t(b / p.block_rows) * steps + step) * p.block_rows + row()] = sum;
   }
   XLSTM_DEVICE void store_parts(char* to, int bits, int v, const Vec16& upper, const Vec16& lower) const {
     const Vec8Coord at = vec8_coord(kFamily, bits, v % kStepVec8s);
-    const int64_t step = int64_t(b / p.wave_rows) * steps + v / kStepVec8s;
-    char* const from_step = to + step * packed_step_bytes(p.wave_rows);
+    const int64_t step = int64_t(b / p.block_rows) * steps + v / kStepVec8s;
+    char* const from_step = to + step * packed_step_bytes(p.block_rows);
     const auto slot = [&](int half) {
-      return reinterpret_cast<Vec16*>(from_step + packed_offset(kFamily, p.wave_rows, at.unit, row(), half, at.vec16));
+      return reinterpret_cast<Vec16*>(from_step + packed_offset(p.block_rows, at.unit, row(), half, at.vec16));
     };
     *slot(0) = upper;
     *slot(1) = lower;
@@ -110,14 +103,12 @@ struct InputPacker {
 // LDS: a float for each chunk of a row.
 template <bool kQuantised>
 __global__ __launch_bounds__(kPackThreads) void pack_kernel(XLSTM_PARAM PackParams kernel_arg) {
-  if constexpr (has_packed(kFamily)) {
-    const PackParams& p = *kernel_params(kernel_arg);
-    extern __shared__ __align__(16) char lds[];
-    pdl_trigger();
-    pdl_wait();
-    const InputPacker<kQuantised> packer{p, int(blockIdx.x), packed_steps(kFamily, p.product.columns)};
-    packer.run(reinterpret_cast<float*>(lds));
-  }
+  const PackParams& p = *kernel_params(kernel_arg);
+  extern __shared__ __align__(16) char lds[];
+  pdl_trigger();
+  pdl_wait();
+  const InputPacker<kQuantised> packer{p, int(blockIdx.x), packed_steps(kFamily, p.product.columns)};
+  packer.run(reinterpret_cast<float*>(lds));
 }
 
 }  // namespace xlstm::gpu::engine

@@ -10,6 +10,8 @@ namespace xlstm::gpu::engine {
 
 // The order of linears in the projections: q, k, v, o, i, f.
 constexpr int kMaxLinears = 6, kOutputGate = 3, kFirstGate = 4;
+// Where integer weights are multiplied as they are, x's are integers of so many bits, in digits to base 256.
+constexpr int kXDigits = 3, kXDigitBits = 22;
 constexpr int kVec8 = 8;  // features that a lane loads at a time: 16 bytes of bfloat16
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;
 
@@ -39,14 +41,17 @@ struct DeviceLinear {
 enum class Input { plain, rms };  // rms: the RMS norm of x, without a bias
 enum class Output { store, add, swiglu };
 
-// The x's of a product, split and laid out for matrix units by pack_kernel (engine/gemm_mma/pack_inputs.h).
+// The x's of a product, laid out for matrix units by pack_kernel (engine/gemm_mma/pack_inputs.h) or, on CDNA, by
+// pack_cdna_kernel (engine/gemm_cdna/pack_cdna.h).
 struct PackedX {
   char* x[2];        // in the order of features of the weights' format, and of bfloat16 gates beside quantised weights
-  float* step_sums;  // of quantised weights' x
+  float* step_sums;  // of quantised weights' x, on NVIDIA
   float* rms_factors;  // of an RMS norm
-  float* partials;     // sums of parts, and how many parts are there: of gemm_mma/gemm_stream_k.h and gemm_batch.h
+  float* partials;     // sums of parts, and how many parts are there: of gemm_stream_k.h, gemm_batch.h, gemm_cdna.h
   uint32_t* arrived;
 };
+
+constexpr int kNoUnit = 1 << 30;
 
 // A product's units in megakernel_cdna/: rows of each linear, in 2^slice_bits slices of features; units of each group.
 struct CdnaUnits {
@@ -66,8 +71,10 @@ struct GemmParams {
   const uint8_t* keep;
   float* to[kMaxLinears];  // outputs of each linear: (batch, rows)
   DeviceLinear linear[kMaxLinears];
-  PackedX packed;                         // for kernels that take x so
-  int batch_waves, wave_rows, unit_rows;  // for gemm_mma/gemm_batch.h: see GemmMmaPlan
+  PackedX packed;            // for kernels that take x so
+  int wave_rows, unit_rows;  // for gemm_mma/gemm_batch.h and gemm_cdna/: see their plans
+  // For gemm_cdna/: 2^shard_bits blocks share a unit; the first unit of each linear, kNoUnit where there is none.
+  int shard_bits, units_of_all, first_unit[kMaxLinears];
   // For megakernel_cdna/; and the mailboxes to which Output::add adds.
   CdnaUnits units, gate_units;
   const float* residual;

@@ -120,11 +120,21 @@ XLSTM_DEVICE float input_value(const GemmParams& p, int first, int b, int k, con
 
 // ---- epilogue
 
-// Applies the soft cap and the mask of skipped rows to y, the output of a row of this linear.
+// The soft cap and the mask of skipped rows of a linear's outputs.
+struct CapAndMask {
+  float cap, masked;
+  const uint8_t* keep;
+
+  XLSTM_DEVICE static CapAndMask of(const GemmParams& p, int linear) {
+    const bool gate = linear >= kFirstGate;
+    return {gate || p.cap_all ? p.cap : 0, linear == kFirstGate ? kMaskedInputGate : kMaskedForgetGate,
+            gate ? p.keep : nullptr};
+  }
+  // Of y, the output of a row of the batch.
+  XLSTM_DEVICE float apply(int b, float y) const { return keep && !keep[b] ? masked : soft_capped(y, cap); }
+};
 XLSTM_DEVICE float cap_and_mask(const GemmParams& p, int linear, int b, float y) {
-  const bool gate = linear >= kFirstGate, keep = !p.keep || p.keep[b];
-  const float capped_y = gate || p.cap_all ? soft_capped(y, p.cap) : y;
-  return gate && !keep ? (linear == kFirstGate ? kMaskedInputGate : kMaskedForgetGate) : capped_y;
+  return CapAndMask::of(p, linear).apply(b, y);
 }
 // Stores y so, or adds it to the residual. For SwiGLU, y already combines the gate and up outputs.
 XLSTM_DEVICE void store_output(const GemmParams& p, Output output, int linear, int row, int b, float y) {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "arch/operands.h"
-#include "xlstm_hip.h"
+#include "engine/gpu/params.h"
 
 namespace xlstm::gpu::engine {
 
@@ -30,9 +30,6 @@ struct Float16Weights {
     }
   }
 };
-
-// Where integer weights are multiplied as they are, x's are integers of so many bits, in digits to base 256.
-constexpr int kXDigits = 3, kXDigitBits = 22;
 
 // Quantised weights are multiplied as q - kZero, where kIntegers as q in a product of bytes. Without offsets a weight
 // means scale * (q - kMiddle). Of 8 bits: Q::bytes<n>() has bytes n and n + 2 of a register as two bfloat16.

@@ -2,14 +2,13 @@
 // The x of a product of megakernel_cdna on its way from mailboxes to LDS, as the stream operand that weights meet.
 //
 // A step is 64 features. For weights that become bfloat16, each x is the sum of two bfloat16, as in gemm_mma. Integers
-// are multiplied as bytes: the 64 x's of a step are made integers of 22 bits below the largest of them, in three digits
-// to base 256, so that a step's sum is exact before its scale is applied. That is what gemm_cluster does on Hopper.
+// are multiplied as bytes, with x in digits (engine/gpu/x_digits.h), as gemm_cluster does on Hopper.
 #pragma once
 
-#include "arch/lane_octets.h"
 #include "engine/gemm_mma/gemm_mma_shape.h"
 #include "engine/gpu/device_mailbox.h"
 #include "engine/gpu/weight_formats.h"
+#include "engine/gpu/x_digits.h"
 #include "engine/megakernel_cdna/megakernel_cdna_plan.h"
 
 namespace xlstm::gpu::engine {
@@ -111,34 +110,12 @@ struct CdnaX {
     }
   }
   XLSTM_DEVICE void store_digits(int step, Vec8Coord at, const float (&y)[kVec8], float& scale, float& sum) const {
-    uint32_t most = 0;  // of magnitudes, as bits: a NaN is above infinity
+    const XDigits of = digits_of(y);
+    scale = of.scale, sum = of.sum;
 #pragma unroll
-    for (int e = 0; e < kVec8; ++e) {
-      const uint32_t magnitude = as_bits(y[e]) & 0x7fffffffu;
-      most = magnitude > most ? magnitude : most;
-    }
-    const int exponent = int(most_over_octet(most) >> 23), above = exponent < 32 ? 32 : exponent;
-    const float up = as_float(uint32_t(127 + kXDigitBits + 126 - above) << 23);
-    scale = exponent == 255 ? as_float(0x7fc00000u) : as_float(uint32_t(above - kXDigitBits + 1) << 23);
-    int digits[kVec8], integers = 0;
-#pragma unroll
-    for (int e = 0; e < kVec8; ++e) {
-      digits[e] = int(__builtin_rintf(y[e] * up));
-      integers += digits[e];
-    }
-    sum = float(sum_over_octet(integers)) * scale;
-#pragma unroll
-    for (int n = kXDigits - 1; n >= 0; --n) {
-      uint32_t word[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int* const d = digits + 4 * h;
-        word[h] = uint32_t(d[0] & 255) | uint32_t(d[1] & 255) << 8 | uint32_t(d[2] & 255) << 16 | uint32_t(d[3]) << 24;
-      }
+    for (int n = 0; n < kXDigits; ++n) {
       uint32_t* const to = reinterpret_cast<uint32_t*>(lds + offset(step, 0, n, at.vec16) + at.unit * 8);
-      to[0] = word[0], to[1] = word[1];
-#pragma unroll
-      for (int& digit : digits) digit = (digit + 128) >> 8;
+      to[0] = of.word[n][0], to[1] = of.word[n][1];
     }
   }
 
