@@ -55,7 +55,7 @@ XLSTM_DEVICE Load load_within(const MemoryRange& range, uint32_t at) {
 
 template <class Weights, int kBatch, int kChains>
 struct GemmCdna {
-  static constexpr int kBits = Weights::kBits, kStrips = kBatch / 16, kSlots = kChains * kStripColumns;
+  static constexpr int kBits = Weights::kBits, kStrips = kBatch / 16;
   static constexpr bool kGroups = Weights::kGroups, kDigits = has_digits(kBits, Weights::kIntegers);
   static constexpr int kLoads = lane_loads(Family::cdna, kBits), kLoadVec8s = load_vec8s(kBits);
   static constexpr int kLoadBytes = load_bytes(kBits), kLineSteps = line_steps(kBits), kLineLoads = kLineSteps * kLoads;
