@@ -130,6 +130,17 @@ struct Strip {
       value[r] = 0;
 #endif
   }
+  // The same where the strip's registers stay its own: for zeros that join with other values AMD's compiler would take
+  // registers of their own.
+  XLSTM_DEVICE void zero_in_place() {
+#pragma unroll
+    for (int r = 0; r < kRegisters; ++r)
+#if defined(__CUDACC__)
+      asm volatile("mov.f32 %0, 0f00000000;" : "+f"(value[r]));
+#else
+      asm volatile("v_mov_b32 %0, 0" : "+v"(value[r]));
+#endif
+  }
   XLSTM_DEVICE void scale(float by) {
 #pragma unroll
     for (int r = 0; r < kRegisters; ++r) value[r] *= by;

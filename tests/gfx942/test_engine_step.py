@@ -18,6 +18,7 @@ BARE = {"gate_soft_cap": None, "output_logit_soft_cap": None, "add_out_norm": Fa
 HEAD = {"embedding_dim": 64, "num_heads": 2, "num_blocks": 1, "vocab_size": 19457}  # blocks of 96 rows for 304 CUs
 HEAD_48 = {**HEAD, "vocab_size": 14592}  # blocks of 48 rows
 WIDE = {"embedding_dim": 256, "num_heads": 1, "v_dim_factor": 2.0, "num_blocks": 1, "ffn_proj_factor": 20.0}
+COMPANY = {"embedding_dim": 320, "num_heads": 2, "num_blocks": 1}
 HEADS = {"embedding_dim": 128, "num_heads": 4, "num_blocks": 1, "use_bias": True}  # of 32 values
 FLOAT8 = tuple({"format": name} for name in ("float8_e4m3fn", "float8_e4m3fnuz"))  # OCP; what the chip converts
 # The dtype; 0, bits or what quantize() is called with; rows; changes of the model
@@ -39,7 +40,7 @@ CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]],
     ("more columns than a tile", torch.bfloat16, 0, 1, WIDE),
     ("more columns than a tile, floats", torch.float32, 0, 1, WIDE),
     ("more columns than a tile, int4, eight rows", torch.bfloat16, 4, 8, WIDE),
-    # Products that four blocks share.
+    # Products that blocks share.
     *((f"more columns than a tile, {n} rows", torch.bfloat16, 0, n, WIDE) for n in (5, 16, 17)),
     *((f"more columns than a tile, float16, {n} rows", torch.float16, 0, n, WIDE) for n in (5, 9)),
     *((f"more columns than a tile, int8, {n} rows", torch.bfloat16, 8, n, WIDE) for n in (5, 9)),
@@ -58,10 +59,21 @@ CASES: tuple[tuple[str, torch.dtype, int | dict[str, Any], int, dict[str, Any]],
     ("int4, 40 rows", torch.float16, 4, 40, {}),
     ("int8, 40 rows", torch.bfloat16, 8, 40, {}),
     ("int4, 20 rows", torch.bfloat16, 4, 20, {}),
+    # Offsets, groups of two steps, rows that end within a line of 128 bytes, more rows than one pass has.
+    (
+        "int4 with offsets, groups of 128, 9 rows",
+        torch.bfloat16,
+        {"bits": 4, "symmetric": False, "group_size": 128},
+        9,
+        WIDE,
+    ),
+    ("int8 with offsets, 3 rows", torch.bfloat16, {"bits": 8, "symmetric": False}, 3, COMPANY),
+    ("int4, v of bfloat16, 12 rows", torch.bfloat16, {"bits": 4, "skip": ("v", "o")}, 12, COMPANY),
+    ("int8, 70 rows, fused", torch.bfloat16, 8, 70, {"weight_mode": "fused"}),
     *(
         (f"{kind['format']}, {n} rows, {name}", torch.bfloat16, kind, n, changes)
         for kind in FLOAT8
-        for name, n, changes in (("", 1, {}), ("fused", 6, {"weight_mode": "fused"}), ("", 17, {}))
+        for name, n, changes in (("", 1, {}), ("fused", 6, {"weight_mode": "fused"}), ("", 17, {}), ("", 40, {}))
     ),
     *((f"{kind['format']}, groups of 32", torch.bfloat16, kind | {"group_size": 32}, 2, {}) for kind in FLOAT8),
     *((f"many words, {kind['format']}, {n} rows", torch.bfloat16, kind, n, HEAD) for kind in FLOAT8 for n in (1, 5, 9)),
@@ -267,9 +279,6 @@ SHAPES: tuple[tuple[str, torch.dtype, int | dict[str, Any]], ...] = (
     ("int4", torch.bfloat16, 4),
     *((kind["format"], torch.bfloat16, kind) for kind in FLOAT8),
 )
-
-
-COMPANY = {"embedding_dim": 320, "num_heads": 2, "num_blocks": 1}
 
 
 @pytest.mark.parametrize(

@@ -152,14 +152,14 @@ struct Walk {
   }
   // Multiplies the state by the accumulated decay. Where a sequence of a joined row begins, nothing of it is left.
   XLSTM_DEVICE void apply_decay(float by) {
-    // A branch to zeros, which take the state's registers a second time, would cost CDNA half of its waves.
-    const uint32_t kept = uint32_t(uniform(in.p->where.sequence_begin && by == 0 ? 0 : -1));
+    const bool is_cut = uniform(in.p->where.sequence_begin && by == 0 ? 1 : 0) != 0;
 #pragma unroll
     for (int xs = 0; xs < kXStrips; ++xs)
 #pragma unroll
-      for (int ys = 0; ys < kYStrips; ++ys)
-#pragma unroll
-        for (float& v : state[xs][ys].value) v = as_float(as_bits(v * by) & kept);
+      for (int ys = 0; ys < kYStrips; ++ys) {
+        if (is_cut) state[xs][ys].zero_in_place();
+        state[xs][ys].scale(by);
+      }
   }
   XLSTM_DEVICE void load_registers(float* from) {
     each_register(from + opaque_thread(), [](float& v, const float* at) { v = *at; });
