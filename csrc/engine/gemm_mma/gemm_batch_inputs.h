@@ -38,7 +38,8 @@ struct GemmBatchShape {
 //
 // The 16 rows of a matrix instruction are the 8 rows' upper parts, then their lower parts, so two lanes have the same 8
 // features of a row. Each of the two loads and splits four of them, and gives the other lane the parts that this one
-// multiplies. Sums over features have the order of GemmMmaInputs, whose threads have 8 features each: four by four in one lane, then the other, which then has the sum.
+// multiplies. Sums over features have the order of GemmMmaInputs, whose threads have 8 features each: four by four in
+// one lane, then the other, which then has the sum.
 
 // A norm's weights as floats in LDS; ones without a norm, zeros past the columns.
 XLSTM_DEVICE void load_norm_weights(const GemmParams& p, float* to) {
