@@ -14,11 +14,11 @@
 // Timeline of a wave; a line is 128 bytes of each row of weights, a buffer of x 64 / kBatch steps of 64 features:
 //
 //   weights   | kLinesAhead lines | a line behind each that is used up ............... |
-//   x         | buffers 0, 1, 2   | buffer 1 to LDS, buffer 3's loads | 2 to LDS, ...  |
+//   x         | buffers 0, 1      | buffer 1 to LDS, buffer 2's loads | 2 to LDS, ...  |
 //   products  |                   | step 0 | 1 | ...                                   | shards, y |
 //
 // A barrier for each buffer: behind it the next one is in LDS, and nobody reads the one before. Two buffers are in LDS,
-// two more on their way in registers.
+// one more on its way in registers.
 //
 // The order of an output's sums is that of steps, then of shards; it does not depend on the other rows of x.
 //
@@ -343,18 +343,17 @@ struct GemmCdna {
 
   XLSTM_DEVICE void multiply() {
     Line line[kLinesAhead];
-    Vec16 copy[2][kCopies];
+    Vec16 copy[kCopies];
     clear(sum);
     find_copied();
-    fetch_x(copy[0], 0);
-    fetch_x(copy[1], 1);
+    fetch_x(copy, 0);
     keep_order_of_loads();
 #pragma unroll
     for (int n = 0; n < kLinesAhead; ++n) fetch(line[n], n);
     keep_order_of_loads();
     store_scales();
-    store_x(copy[0], 0);
-    fetch_x(copy[0], 2);
+    store_x(copy, 0);
+    fetch_x(copy, 1);
     __syncthreads();
     // The loop's body is made in full: behind the last step nothing is loaded or multiplied. Where paths with other
     // loads in flight join, the compiler would wait for all of them.
@@ -368,8 +367,8 @@ struct GemmCdna {
         if constexpr (i % kLineSteps == kLineSteps - 1)
           fetch(line[n], step / kLineSteps + i / kLineSteps + kLinesAhead);
         if constexpr (i % kBufferSteps == kBufferSteps - 1) {
-          store_x(copy[(b + 1) % 2], (b + 1) % 2);
-          fetch_x(copy[(b + 1) % 2], buffer + b + 2);
+          store_x(copy, (b + 1) % 2);
+          fetch_x(copy, buffer + b + 1);
           sched_barrier();
           __syncthreads();
         }
