@@ -17,12 +17,4 @@ XLSTM_DEVICE void each_of(F&& f) {
   }(std::make_integer_sequence<int, n>{});
 }
 
-// The same until f returns false: no call follows. Returns whether all were made.
-template <int n, class F>
-XLSTM_DEVICE bool each_while(F&& f) {
-  return [&]<int... i>(std::integer_sequence<int, i...>) {
-    return (f(std::integral_constant<int, i>{}) && ...);
-  }(std::make_integer_sequence<int, n>{});
-}
-
 }  // namespace xlstm::gpu
