@@ -137,8 +137,10 @@ struct Strip {
     for (int r = 0; r < kRegisters; ++r)
 #if defined(__CUDACC__)
       asm volatile("mov.f32 %0, 0f00000000;" : "+f"(value[r]));
-#else
+#elif defined(__AMDGCN__)
       asm volatile("v_mov_b32 %0, 0" : "+v"(value[r]));
+#else
+      value[r] = 0;
 #endif
   }
   XLSTM_DEVICE void scale(float by) {

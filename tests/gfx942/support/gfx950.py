@@ -32,6 +32,8 @@ def llvm_library() -> Path:
     """The library whose disassembler knows the chip."""
     if not rocm_llvm.PARTS.exists():
         raise NoCompiler(f"the LLVM that knows {CHIP} is not here; ./scripts/test rocm downloads it")
+    if not shutil.which("objcopy"):
+        raise NoCompiler("GNU binutils' objcopy is not here: install the package binutils")
     return rocm_llvm.PARTS / "rocm/llvm/librocmllvm.so"
 
 
@@ -57,7 +59,8 @@ def _with_bundle(object_file: Path, assembly: Path, to: Path) -> None:
     code_object, bundle = to.with_suffix(".co"), to.with_suffix(".bundle")
     rocm_llvm.make_code_object(assembly, CHIP, code_object)
     bundle.write_bytes(bundle_of(code_object.read_bytes()))
-    run(Compiler.of_build().tool("llvm-objcopy"), f"--update-section=.hip_fatbin={bundle}", object_file, to)
+    # GNU's: LLVM 19's leaves symbols that name the section by memory it has freed, which a link may then refuse.
+    run("objcopy", f"--update-section=.hip_fatbin={bundle}", object_file, to)
     code_object.unlink()
     bundle.unlink()
 

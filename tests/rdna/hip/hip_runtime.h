@@ -74,6 +74,7 @@ T __shfl_xor(T x, int mask, int) {
 }
 inline int __builtin_amdgcn_ds_bpermute(int byte, int x) { return Lanes<int>(x).of[byte / 4]; }
 inline int __builtin_amdgcn_readfirstlane(int x) { return x; }  // of what is the same in every lane
+inline int __builtin_amdgcn_readlane(int x, int lane) { return Lanes<int>(x).of[lane]; }
 inline uint32_t __builtin_amdgcn_ballot_w32(bool x) {
   const Lanes<int> all(x);
   uint32_t bits = 0;
