@@ -3,7 +3,7 @@
 // and, on an MI300X, of the eight dies by. They order nothing else. CDNA alone has kernels that use them.
 #pragma once
 
-#include "arch/fragments.h"
+#include "arch/memory_range.h"
 
 namespace xlstm::gpu {
 
@@ -11,6 +11,7 @@ namespace xlstm::gpu {
 __device__ void store_device_scope(float* to, float x);
 __device__ float load_device_scope(const float* from);
 __device__ uint64_t load_device_scope(const uint64_t* from);
+__device__ Vec16 load_vec16_device_scope(const MemoryRange& range, uint32_t offset);
 __device__ void spin_pause();
 __device__ uint32_t add_device_scope(uint32_t* to, uint32_t x);
 __device__ void store_device_scope(uint32_t* to, uint32_t x);
@@ -37,7 +38,18 @@ XLSTM_DEVICE uint32_t add_device_scope(uint32_t* to, uint32_t x) {
 }
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__GFX9__)
 XLSTM_DEVICE void add_device_scope(char* base, uint32_t offset, float x);
+XLSTM_DEVICE Vec16 load_vec16_device_scope(const MemoryRange& range, uint32_t offset);
 #else
+// Four words, each of them of the device's scope: together they are not one access. Unlike an atomic load it may be
+// moved ahead of a loop that has no keep_order_of_loads().
+XLSTM_DEVICE Vec16 load_vec16_device_scope(const MemoryRange& range, uint32_t offset) {
+#if defined(__gfx90a__)
+  constexpr int kDeviceScope = 1;  // glc
+#else
+  constexpr int kDeviceScope = 16;  // sc1
+#endif
+  return __builtin_bit_cast(Vec16, __builtin_amdgcn_raw_buffer_load_b128(buffer_of(range), offset, 0, kDeviceScope));
+}
 // Adds to the float at a uniform base and an offset of each lane.
 XLSTM_DEVICE void add_device_scope(char* base, uint32_t offset, float x) {
   (void)__builtin_amdgcn_global_atomic_fadd_f32((__attribute__((address_space(1))) float*)(base + offset), x);

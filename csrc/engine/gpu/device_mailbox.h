@@ -46,15 +46,41 @@ XLSTM_DEVICE void spin_pairs(At&& at, float (&to)[2 * kPairs]) {
     spin_pause();
   }
 }
-// Vec8s of mailboxes.
-template <int kCount>
-XLSTM_DEVICE void spin(const float* const (&from)[kCount], float (&to)[kCount][kVec8]) {
-  float x[kCount * kVec8];
-  spin_pairs<kCount * kVec8 / 2>([&](int n) { return from[n / 4] + n % 4 * 2; }, x);
+// Vec8s of mailboxes, kCount of each lane; at(n, lane) has the bytes to a lane's vec8 n. Lanes of the first half of a
+// wave load first halves of vec8s and the others second halves, so that a load takes all of the lines that it touches:
+// what passes the caches by would be fetched again for each part of a line. Lanes then exchange halves.
+template <int kCount, class At>
+XLSTM_DEVICE void spin_vec8s(const MemoryRange& range, int lane, At&& at, float (&to)[kCount][kVec8]) {
+  constexpr int kHalf = kWave / 2;
+  const int place = lane % kHalf;
+  const bool is_second = lane >= kHalf;
+  Vec16 part[kCount][2];  // of the vec8s of lanes `place` and `place + kHalf`
+  while (true) {
+    keep_order_of_loads();
 #pragma unroll
-  for (int i = 0; i < kCount; ++i)
+    for (int n = 0; n < kCount; ++n)
 #pragma unroll
-    for (int e = 0; e < kVec8; ++e) to[i][e] = x[i * kVec8 + e];
+      for (int h = 0; h < 2; ++h)
+        part[n][h] = load_vec16_device_scope(range, at(n, place + h * kHalf) + (is_second ? 16 : 0));
+    bool is_empty = false;
+#pragma unroll
+    for (const auto& halves : part)
+#pragma unroll
+      for (const Vec16& half : halves)
+#pragma unroll
+        for (const uint32_t word : half.word) is_empty |= word == kEmpty;
+    if (!any_lane(is_empty)) break;
+    spin_pause();
+  }
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+#pragma unroll
+    for (int e = 0; e < kVec8 / 2; ++e) {
+      const float of_other = as_float(is_second ? part[n][0].word[e] : part[n][1].word[e]);
+      const float received = shuffle_xor(of_other, kHalf, lane);
+      to[n][e] = is_second ? received : as_float(part[n][0].word[e]);
+      to[n][kVec8 / 2 + e] = is_second ? as_float(part[n][1].word[e]) : received;
+    }
 }
 
 // The epilogue's counterpart of store_output, for the single row of the batch. residual: what Output::add adds to.

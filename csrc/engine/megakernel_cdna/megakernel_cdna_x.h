@@ -51,15 +51,20 @@ struct CdnaX {
     const bool normed = p.input == Input::rms;
     const int thread = opaque_thread();  // addresses that a loop over products keeps in registers would spill others
     NormVec8 weight[kVec8s];
-    const float* mailbox[kVec8s];
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
       const int k = first_feature(thread, i);
-      mailbox[i] = global(p.x) + (k < p.columns ? k : 0);
       if (normed) weight[i].fetch({global(p.weight.data), p.weight.dtype}, k < p.columns ? k : 0);
     }
     float x[kVec8s][kVec8], square_sum = 0;
-    device_mailbox::spin(mailbox, x);
+    const int lane = thread % kWave;
+    device_mailbox::spin_vec8s<kVec8s>(
+        {reinterpret_cast<const char*>(global(p.x)), uint32_t(p.columns) * 4}, lane,
+        [&](int i, int of_lane) {
+          const int k = first_feature(thread - lane + of_lane, i);
+          return uint32_t(k < p.columns ? k : 0) * 4;
+        },
+        x);
     sched_barrier();
     fetch_more();
     sched_barrier();
