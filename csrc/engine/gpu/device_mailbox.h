@@ -46,41 +46,46 @@ XLSTM_DEVICE void spin_pairs(At&& at, float (&to)[2 * kPairs]) {
     spin_pause();
   }
 }
-// Vec8s of mailboxes, kCount of each lane; at(n, lane) has the bytes to a lane's vec8 n. Lanes of the first half of a
-// wave load first halves of vec8s and the others second halves, so that a load takes all of the lines that it touches:
-// what passes the caches by would be fetched again for each part of a line. Lanes then exchange halves.
+// Vec8s of mailboxes as a wave loads them. Lanes of the wave's first half load first halves of vec8s and the others
+// second halves, so that a load takes all of the lines that it touches: what passes the caches by would be fetched
+// again for each part of a line. Lanes then exchange halves.
+struct HalfVec8s {
+  static constexpr int kOther = kWave / 2;
+
+  Vec16 of[2];  // halves of the vec8s of lanes `lane % kOther` and `lane % kOther + kOther`
+
+  XLSTM_DEVICE void exchange(int lane, float (&to)[kVec8]) const {
+    const bool is_second = lane >= kOther;
+#pragma unroll
+    for (int e = 0; e < kVec8 / 2; ++e) {
+      const float first = as_float(of[0].word[e]), second = as_float(of[1].word[e]);
+      const float received = shuffle_xor(is_second ? first : second, kOther, lane);
+      to[e] = is_second ? received : first;
+      to[kVec8 / 2 + e] = is_second ? second : received;
+    }
+  }
+};
+// at(n, lane): the bytes to vec8 n of a lane.
 template <int kCount, class At>
-XLSTM_DEVICE void spin_vec8s(const MemoryRange& range, int lane, At&& at, float (&to)[kCount][kVec8]) {
-  constexpr int kHalf = kWave / 2;
-  const int place = lane % kHalf;
-  const bool is_second = lane >= kHalf;
-  Vec16 part[kCount][2];  // of the vec8s of lanes `place` and `place + kHalf`
+XLSTM_DEVICE void spin_vec8s(const MemoryRange& range, int lane, At&& at, HalfVec8s (&to)[kCount]) {
+  constexpr int kOther = HalfVec8s::kOther;
   while (true) {
     keep_order_of_loads();
 #pragma unroll
     for (int n = 0; n < kCount; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        part[n][h] = load_vec16_device_scope(range, at(n, place + h * kHalf) + (is_second ? 16 : 0));
+        to[n].of[h] = load_vec16_device_scope(range, at(n, lane % kOther + h * kOther) + (lane >= kOther ? 16 : 0));
     bool is_empty = false;
 #pragma unroll
-    for (const auto& halves : part)
+    for (const HalfVec8s& vec8 : to)
 #pragma unroll
-      for (const Vec16& half : halves)
+      for (const Vec16& half : vec8.of)
 #pragma unroll
         for (const uint32_t word : half.word) is_empty |= word == kEmpty;
-    if (!any_lane(is_empty)) break;
+    if (!any_lane(is_empty)) return;
     spin_pause();
   }
-#pragma unroll
-  for (int n = 0; n < kCount; ++n)
-#pragma unroll
-    for (int e = 0; e < kVec8 / 2; ++e) {
-      const float of_other = as_float(is_second ? part[n][0].word[e] : part[n][1].word[e]);
-      const float received = shuffle_xor(of_other, kHalf, lane);
-      to[n][e] = is_second ? received : as_float(part[n][0].word[e]);
-      to[n][kVec8 / 2 + e] = is_second ? as_float(part[n][1].word[e]) : received;
-    }
 }
 
 // The epilogue's counterpart of store_output, for the single row of the batch. residual: what Output::add adds to.

@@ -50,33 +50,35 @@ struct CdnaX {
   XLSTM_DEVICE void prepare_vec8s(const GemmParams& p, int steps, Fetch&& fetch_more) const {
     const bool normed = p.input == Input::rms;
     const int thread = opaque_thread();  // addresses that a loop over products keeps in registers would spill others
-    NormVec8 weight[kVec8s];
-#pragma unroll
-    for (int i = 0; i < kVec8s; ++i) {
-      const int k = first_feature(thread, i);
-      if (normed) weight[i].fetch({global(p.weight.data), p.weight.dtype}, k < p.columns ? k : 0);
-    }
-    float x[kVec8s][kVec8], square_sum = 0;
+    const auto fetch_norm = [&](int k, NormVec8& to) {
+      if (normed) to.fetch({global(p.weight.data), p.weight.dtype}, k < p.columns ? k : 0);
+    };
+    NormVec8 weight;
+    if (kVec8s == 1) fetch_norm(first_feature(thread, 0), weight);  // several would take too many registers
     const int lane = thread % kWave;
-    device_mailbox::spin_vec8s<kVec8s>(
+    device_mailbox::HalfVec8s halves[kVec8s];
+    device_mailbox::spin_vec8s(
         {reinterpret_cast<const char*>(global(p.x)), uint32_t(p.columns) * 4}, lane,
         [&](int i, int of_lane) {
           const int k = first_feature(thread - lane + of_lane, i);
           return uint32_t(k < p.columns ? k : 0) * 4;
         },
-        x);
+        halves);
     sched_barrier();
     fetch_more();
     sched_barrier();
+    float square_sum = 0;
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
       const int k = first_feature(thread, i);
-      if (k >= steps * kStepFeatures) continue;
       float y[kVec8];
+      halves[i].exchange(lane, y);
+      if (k >= steps * kStepFeatures) continue;
+      if (kVec8s > 1) fetch_norm(k, weight);
 #pragma unroll
-      for (int e = 0; e < kVec8; ++e) y[e] = k < p.columns ? x[i][e] : 0.0f;
+      for (float& x : y) x = k < p.columns ? x : 0.0f;
       square_sum += sum_of_squares(y);
-      if (normed && k < p.columns) weight[i].multiply(p.weight.dtype, y);
+      if (normed && k < p.columns) weight.multiply(p.weight.dtype, y);
       store(k / kVec8, y);
     }
     if (!normed) return;
