@@ -6,6 +6,7 @@
 #pragma once
 
 #include "arch/device_scope.h"
+#include "engine/gpu/half_vec8s.h"
 #include "engine/gpu/prologue_epilogue.h"
 
 namespace xlstm::gpu::engine::device_mailbox {
@@ -46,36 +47,12 @@ XLSTM_DEVICE void spin_pairs(At&& at, float (&to)[2 * kPairs]) {
     spin_pause();
   }
 }
-// Vec8s of mailboxes as a wave loads them. Lanes of the wave's first half load first halves of vec8s and the others
-// second halves, so that a load takes all of the lines that it touches: what passes the caches by would be fetched
-// again for each part of a line. Lanes then exchange halves.
-struct HalfVec8s {
-  static constexpr int kOther = kWave / 2;
-
-  Vec16 of[2];  // halves of the vec8s of lanes `lane % kOther` and `lane % kOther + kOther`
-
-  XLSTM_DEVICE void exchange(int lane, float (&to)[kVec8]) const {
-    const bool is_second = lane >= kOther;
-#pragma unroll
-    for (int e = 0; e < kVec8 / 2; ++e) {
-      const float first = as_float(of[0].word[e]), second = as_float(of[1].word[e]);
-      const float received = shuffle_xor(is_second ? first : second, kOther, lane);
-      to[e] = is_second ? received : first;
-      to[kVec8 / 2 + e] = is_second ? second : received;
-    }
-  }
-};
-// at(n, lane): the bytes to vec8 n of a lane.
+// Vec8s of mailboxes: see load_halves().
 template <int kCount, class At>
 XLSTM_DEVICE void spin_vec8s(const MemoryRange& range, int lane, At&& at, HalfVec8s (&to)[kCount]) {
-  constexpr int kOther = HalfVec8s::kOther;
   while (true) {
     keep_order_of_loads();
-#pragma unroll
-    for (int n = 0; n < kCount; ++n)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        to[n].of[h] = load_vec16_device_scope(range, at(n, lane % kOther + h * kOther) + (lane >= kOther ? 16 : 0));
+    load_halves(range, lane, at, to, load_vec16_device_scope);
     bool is_empty = false;
 #pragma unroll
     for (const HalfVec8s& vec8 : to)
@@ -88,13 +65,16 @@ XLSTM_DEVICE void spin_vec8s(const MemoryRange& range, int lane, At&& at, HalfVe
   }
 }
 
-// The epilogue's counterpart of store_output, for the single row of the batch. residual: what Output::add adds to.
-XLSTM_DEVICE void publish_output(const GemmParams& p, int linear, int row, float y, float residual) {
-  if (p.output == Output::add)
-    y += residual;
-  else if (p.output == Output::store)
-    y = cap_and_mask(p, linear, 0, y);
-  publish(global(p.to[linear]) + row, y);
-}
+// What a product of one row (engine/gemm_row_cdna/row_product.h) is given and gives, between blocks of one launch.
+struct BetweenBlocks {
+  static constexpr bool kLoadsBehind = true;  // there is a next product, whose first weights are loaded behind the last
+
+  template <int kCount, class At>
+  XLSTM_DEVICE static void load_vec8s(const MemoryRange& range, int lane, At&& at, HalfVec8s (&to)[kCount]) {
+    spin_vec8s(range, lane, at, to);
+  }
+  XLSTM_DEVICE static float load(const float* from) { return load_device_scope(from); }
+  XLSTM_DEVICE static void store(float* to, float y) { publish(to, y); }
+};
 
 }  // namespace xlstm::gpu::engine::device_mailbox

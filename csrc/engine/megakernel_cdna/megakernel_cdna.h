@@ -2,7 +2,7 @@
 // CDNA's megakernel: a decode step of one row of the batch, from its embedding to logits, in one persistent cooperative
 // launch.
 //
-// Maths: as in engine/megakernel/megakernel.h, by the products of megakernel_cdna_product.h and the step of
+// Maths: as in engine/megakernel/megakernel.h, by the products of row_product.h and the step of
 // heads_step.h.
 //
 //   projections  q, k, v, o, i, f = W rms(x)                            i and f with the soft cap
@@ -40,7 +40,7 @@
 //   x + output           output                                 up; down as the residual
 //   u                    up                                     down
 //
-// Barriers are those of megakernel_cdna_product.h and heads_step.h, of the whole block: both groups have equally many
+// Barriers are those of row_product.h and heads_step.h, of the whole block: both groups have equally many
 // units. After a tile a barrier frees LDS for the next x.
 //
 // Params: products' params and the heads' params are in memory, a record for each product and block of the model, since
@@ -50,8 +50,9 @@
 // a copy. What is predicted is in docs/lab/gfx942.md.
 #pragma once
 
+#include "engine/gemm_row_cdna/row_product.h"
+#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
 #include "engine/gpu/heads_step.h"
-#include "engine/megakernel_cdna/megakernel_cdna_product.h"
 
 namespace xlstm::gpu::engine {
 
@@ -63,10 +64,11 @@ struct MegakernelCdnaParams {
 
 template <class Weights>
 struct MegakernelCdna {
-  using Product = CdnaProduct<Weights, kCdnaDepth, &GemmParams::units>;
-  using Gates = CdnaProduct<Bfloat16Weights, kCdnaGateDepth, &GemmParams::gate_units>;
+  using Between = device_mailbox::BetweenBlocks;
+  using Product = CdnaProduct<Weights, kCdnaDepth, &GemmParams::units, Between>;
+  using Gates = CdnaProduct<Bfloat16Weights, kCdnaGateDepth, &GemmParams::gate_units, Between>;
   using Tile = mlstm::HeadTile<float, kCdnaStepColumns>;
-  using HeadsLds = HeadsStepLds<kCdnaStepColumns, kMegakernelCdnaThreads>;
+  using HeadsLds = HeadsStepLds<kCdnaStepColumns, kRowCdnaThreads>;
 
   const MegakernelCdnaParams& p;
   char* lds;
@@ -103,7 +105,7 @@ struct MegakernelCdna {
   XLSTM_DEVICE void fetch_token(const HeadsStepParams& of, int64_t state, int index) const {
     const int keys = of.step.q.columns, pairs = keys + kCdnaStepColumns / 2;
     float* const token = reinterpret_cast<float*>(lds);
-    for (int n = int(threadIdx.x); n < pairs; n += kMegakernelCdnaThreads) {
+    for (int n = int(threadIdx.x); n < pairs; n += kRowCdnaThreads) {
       const float* const from = n < keys / 2 ? of.q + state * keys + 2 * n
                                 : n < keys
                                     ? of.k + state * keys + 2 * n - keys
@@ -183,11 +185,11 @@ struct MegakernelCdna {
 };
 
 template <class Weights>
-__global__ __launch_bounds__(kMegakernelCdnaThreads, 2) void megakernel_cdna(const MegakernelCdnaParams kernel_arg) {
+__global__ __launch_bounds__(kRowCdnaThreads, 2) void megakernel_cdna(const MegakernelCdnaParams kernel_arg) {
   if constexpr (kFamily == Family::cdna) {
     using Kernel = MegakernelCdna<Weights>;
     const MegakernelCdnaParams& p = *kernel_params(kernel_arg);
-    __shared__ float squares[kMegakernelCdnaThreads / kWave];
+    __shared__ float squares[kRowCdnaThreads / kWave];
     __shared__ typename Kernel::HeadsLds heads_lds;
     extern __shared__ __align__(128) char lds[];
     Kernel{p, lds, squares, heads_lds}.run();

@@ -131,7 +131,7 @@ void launch_megakernel_cdna(const MegakernelCdnaPlan& plan, const MegakernelCdna
   head.add({}, stream);
   head.flush(stream);
   write_heads(step, stream);
-  Grid grid{plan.blocks, kMegakernelCdnaThreads, plan.lds_bytes};
+  Grid grid{plan.blocks, kRowCdnaThreads, plan.lds_bytes};
   grid.cooperative = true;
   const MegakernelCdnaParams params{step.memory.product, step.memory.heads, products + 1, plan.gate_blocks,
                                     plan.sums_at};

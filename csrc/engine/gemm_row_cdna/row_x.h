@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The x of a product of megakernel_cdna on its way from mailboxes to LDS, as the stream operand that weights meet.
+// The x of a product of one row on its way to LDS, as the stream operand that weights meet. It comes as Between says:
+// from mailboxes (engine/gpu/device_mailbox.h), or from a tensor (gemm_row_cdna.h).
 //
 // A step is 64 features. For weights that become bfloat16, each x is the sum of two bfloat16, as in gemm_mma. Integers
 // are multiplied as bytes, with x in digits (engine/gpu/x_digits.h), as gemm_cluster does on Hopper.
 #pragma once
 
 #include "engine/gemm_mma/gemm_mma_shape.h"
-#include "engine/gpu/device_mailbox.h"
+#include "engine/gemm_row_cdna/gemm_row_cdna_plan.h"
+#include "engine/gpu/half_vec8s.h"
 #include "engine/gpu/weight_formats.h"
 #include "engine/gpu/x_digits.h"
-#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
 
 namespace xlstm::gpu::engine {
 
-template <class Weights>
+template <class Weights, class Between>
 struct CdnaX {
-  static constexpr int kStepVec8s = kStepFeatures / kVec8, kWaves = kMegakernelCdnaThreads / kWave;
+  static constexpr int kStepVec8s = kStepFeatures / kVec8, kWaves = kRowCdnaThreads / kWave;
   static constexpr int kStepBytes = cdna_step_bytes(Weights::kIntegers);
   static constexpr int kBytesParts = kStepFeatures * 2;  // of a unit of features: two parts of 32 bfloat16
 
@@ -41,7 +42,7 @@ struct CdnaX {
   // meanwhile. Before x has arrived they would delay it, also that of other waves. Barriers: none; one must follow.
   template <class Fetch>
   XLSTM_DEVICE void prepare(const GemmParams& p, int steps, Fetch&& fetch_more) const {
-    if (steps * kStepVec8s <= kMegakernelCdnaThreads)
+    if (steps * kStepVec8s <= kRowCdnaThreads)
       prepare_vec8s<1>(p, steps, fetch_more);
     else
       prepare_vec8s<kCdnaMostVec8s>(p, steps, fetch_more);
@@ -56,8 +57,8 @@ struct CdnaX {
     NormVec8 weight;
     if (kVec8s == 1) fetch_norm(first_feature(thread, 0), weight);  // several would take too many registers
     const int lane = thread % kWave;
-    device_mailbox::HalfVec8s halves[kVec8s];
-    device_mailbox::spin_vec8s(
+    HalfVec8s halves[kVec8s];
+    Between::load_vec8s(
         {reinterpret_cast<const char*>(global(p.x)), uint32_t(p.columns) * 4}, lane,
         [&](int i, int of_lane) {
           const int k = first_feature(thread - lane + of_lane, i);
@@ -87,7 +88,7 @@ struct CdnaX {
     square_sum += shuffle_xor(square_sum, 32);
     if (lane_id() == 0) squares[wave_id()] = square_sum;
   }
-  XLSTM_DEVICE static int first_feature(int thread, int i) { return (thread + i * kMegakernelCdnaThreads) * kVec8; }
+  XLSTM_DEVICE static int first_feature(int thread, int i) { return (thread + i * kRowCdnaThreads) * kVec8; }
 
   XLSTM_DEVICE void store(int vec8, const float (&y)[kVec8]) const {
     const int step = vec8 / kStepVec8s;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A product y = W x of megakernel_cdna, with x from mailboxes and y to mailboxes.
+// A product y = W x of one row on CDNA. x and y are tensors, or mailboxes: Between says so (BetweenLaunches in
+// gemm_row_cdna.h, BetweenBlocks in engine/gpu/device_mailbox.h).
 //
 // Maths: gemm_mma's, and for weights of 8 and 4 bits that are integers q, with x as integers of a step (see
-// megakernel_cdna_x.h)
+// row_x.h)
 //
 //   y = sum over groups of  scale sum_k q x + offset sum_k x           without offsets: offset = -kMiddle scale
 //
@@ -21,15 +22,15 @@
 
 #include "arch/byte_products.h"
 #include "engine/gemm_mma/gemm_mma_weights.h"
-#include "engine/megakernel_cdna/megakernel_cdna_x.h"
+#include "engine/gemm_row_cdna/row_x.h"
 
 namespace xlstm::gpu::engine {
 
 // kUnits: which of the params' units.
-template <class Weights, int kStepsAhead, CdnaUnits GemmParams::* kUnits>
+template <class Weights, int kStepsAhead, CdnaUnits GemmParams::* kUnits, class Between>
 struct CdnaProduct {
   using E = BFloat16;
-  using X = CdnaX<Weights>;
+  using X = CdnaX<Weights, Between>;
   using Load = typename Weights::Load;
   static constexpr int kDepth = kStepsAhead, kEarly = kDepth / 2, kChains = kCdnaUnitSlots / kStripColumns;
   static constexpr int kLoads = lane_loads(Family::cdna, Weights::kBits), kLoadVec8s = load_vec8s(Weights::kBits);
@@ -287,7 +288,7 @@ struct CdnaProduct {
       for (int d = 0; d < kDepth; ++d) {
         multiply(first[d], format, steps - kDepth + d);
         sched_barrier();
-        if (d < kEarly || more) next.fetch_weights(first[d], d);
+        if ((d < kEarly && Between::kLoadsBehind) || more) next.fetch_weights(first[d], d);
         if (more) next.fetch_groups(first[d], d);
         sched_barrier();
       }
@@ -302,7 +303,7 @@ struct CdnaProduct {
   XLSTM_DEVICE float residual_of(const UnitRows& unit) const {
     const bool adds = p.output == Output::add;
     const int row = unit.first + thread();
-    return load_device_scope(global(p.residual) + (adds && row < p.linear[0].rows ? row : 0));
+    return Between::load(global(p.residual) + (adds && row < p.linear[0].rows ? row : 0));
   }
   XLSTM_DEVICE void epilogue(const UnitRows& unit, float residual) {
     const GemmParams& of = *reload_params(&p);
@@ -333,9 +334,14 @@ struct CdnaProduct {
       const float y = total * factor;
       return w.bias.data ? y + value_of({global(w.bias.data), w.bias.dtype}, row) : y;
     };
-    const float y = total_of(linear, 0);
-    device_mailbox::publish_output(of, linear, row, is_swiglu ? swiglu(y, total_of(1, kCdnaUnitSlots / 2)) : y,
-                                   residual);
+    float y = total_of(linear, 0);
+    if (is_swiglu)
+      y = swiglu(y, total_of(1, kCdnaUnitSlots / 2));
+    else if (of.output == Output::add)
+      y += residual;
+    else
+      y = cap_and_mask(of, linear, 0, y);
+    Between::store(global(of.to[linear]) + row, y);
   }
 };
 
