@@ -12,6 +12,8 @@ struct MemoryRange {  // uniform; offsets into it are multiples of 16, and so is
   uint32_t bytes;
 };
 
+constexpr uint32_t kNowhere = 0xfffffff0u;  // an offset beyond every range
+
 #if !defined(__CUDACC__) && !defined(__GFX11__) && !defined(__GFX12__)
 #define XLSTM_BUFFER_INSTRUCTIONS
 typedef uint32_t Words4 __attribute__((ext_vector_type(4)));
@@ -34,6 +36,14 @@ XLSTM_DEVICE uint64_t load_vec8(const MemoryRange& range, uint32_t offset) {
   return __builtin_bit_cast(uint64_t, __builtin_amdgcn_raw_buffer_load_b64(buffer_of(range), offset, 0, 0));
 #else
   return offset < range.bytes ? *reinterpret_cast<const uint64_t*>(range.base + offset) : 0;
+#endif
+}
+// A word; of it offsets and sizes are multiples of 4.
+XLSTM_DEVICE uint32_t load_word(const MemoryRange& range, uint32_t offset) {
+#if defined(XLSTM_BUFFER_INSTRUCTIONS)
+  return __builtin_amdgcn_raw_buffer_load_b32(buffer_of(range), offset, 0, 0);
+#else
+  return offset < range.bytes ? *reinterpret_cast<const uint32_t*>(range.base + offset) : 0;
 #endif
 }
 XLSTM_DEVICE void store_vec16(const MemoryRange& range, uint32_t offset, const Vec16& vec) {

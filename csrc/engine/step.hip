@@ -298,19 +298,18 @@ void with_weights(Kernel kernel, F&& f) {
   launch_gemm_stream_k<Bfloat16Weights>(name, plan_gates(plan, chip), of_gates, stream);
 }
 
-// One row of integer weights on CDNA. Returns false if that kernel does not take the product.
+// One row of x on CDNA. Returns false if that kernel does not take the product.
 bool run_gemm_row_cdna(Kernel kernel, const char* name, const GemmParams& params, const Chip& chip, Stream stream) {
   int64_t rows[kMaxLinears] = {}, gate_rows[kMaxLinears] = {};
-  for (int j = 0; j < params.linear_count; ++j) (params.linear[j].bits ? rows : gate_rows)[j] = params.linear[j].rows;
+  for (int j = 0; j < params.linear_count; ++j)
+    (bits_of(kernel) == 16 || params.linear[j].bits ? rows : gate_rows)[j] = params.linear[j].rows;
   const bool swiglu = params.output == Output::swiglu;
-  const GemmShape shape{params.batch, params.columns, swiglu, bits_of(kernel), true, params.linear_count, rows};
+  const GemmShape shape{
+      params.batch, params.columns, swiglu, bits_of(kernel), kernel != Kernel::bfloat16, params.linear_count, rows};
   const GemmShape gates{params.batch, params.columns, false, 16, false, params.linear_count, gate_rows};
   const GemmRowCdnaPlan plan = plan_gemm_row_cdna(shape, gates, chip);
   if (!plan.blocks) return false;
-  if (kernel == Kernel::int8)
-    launch_gemm_row_cdna<ByteWeights>(name, plan, params, stream);
-  else
-    launch_gemm_row_cdna<NibbleWeights>(name, plan, params, stream);
+  with_weights(kernel, [&]<class Weights>(Weights*) { launch_gemm_row_cdna<Weights>(name, plan, params, stream); });
   return true;
 }
 
@@ -344,7 +343,7 @@ void run_gemm(Kernel kernel, const char* name, const GemmParams& params, bool al
     }
   }
   if constexpr (!kHasHopperKernels) {
-    if (integers && run_gemm_row_cdna(kernel, name, params, chip, stream)) return;
+    if (run_gemm_row_cdna(kernel, name, params, chip, stream)) return;
     const GemmCdnaPlan plan = plan_gemm_cdna(shape, chip);
     if (plan.batch) {
       launch_pack_cdna(shape, plan, params, stream);

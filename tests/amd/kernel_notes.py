@@ -50,6 +50,7 @@ OF_CDNA = {
     "chunk_walk_cdna",
     "gemm_batch_kernel",
     "gemm_cdna_kernel",
+    "gemm_row_cdna_kernel",
     "heads_step",
     "megakernel_cdna",
     "mla_cdna_kernel",

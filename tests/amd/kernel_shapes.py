@@ -256,6 +256,11 @@ def megakernel_cdna(kernel: Kernel, weights: str) -> Shape | None:
     return Shape(x + scales + sums, macs=STEP_FEATURES * rows * 16 * parts)
 
 
+def gemm_row_cdna_kernel(kernel: Kernel, weights: str) -> Shape | None:
+    """The same of a product as a launch: down, the widest."""
+    return megakernel_cdna(kernel, weights)
+
+
 SHAPES: dict[str, Callable[..., Shape | None]] = {
     make.__name__: make
     for make in (
@@ -280,6 +285,7 @@ SHAPES: dict[str, Callable[..., Shape | None]] = {
         gemm_mma_kernel,
         gemm_batch_kernel,
         gemm_cdna_kernel,
+        gemm_row_cdna_kernel,
         megakernel_cdna,
     )
 }

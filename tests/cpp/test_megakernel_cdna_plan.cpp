@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of CDNA's megakernel: every row of weights has a group, in as few rows of a group as possible, LDS holds x,
-// and a model that it does not support has no plan.
+// The plans of CDNA's megakernel and of its product as a launch: every row of weights has a group, in as few rows of a
+// group as possible, LDS holds x, and a model that it does not support has no plan.
 #include <algorithm>
 
 #include "base/numbers.h"
@@ -71,10 +71,48 @@ void test_steps() {
     for (int columns = kStepFeatures; columns <= kMaxSingleFeatures; columns += kStepFeatures) {
       const int steps = cdna_wave_steps(columns, bits, kCdnaDepth),
                 features = steps * kStepFeatures * kCdnaWaves << bits;
-      const int most = kCdnaMostVec8s * kMegakernelCdnaThreads * kVec8;
+      const int most = kCdnaMostVec8s * kRowCdnaThreads * kVec8;
       CHECK(steps % kCdnaDepth == 0 && features >= columns, "%d features in %d steps", columns, steps);
       CHECK(features <= most, "%d features for the threads' %d", features, most);
     }
+}
+
+// One product as a launch: every row has a group, on all compute units.
+void test_a_launch() {
+  const GemmShape no_gates{1, 4096, false, 16, false, 0, nullptr};
+  const MegakernelCdnaCall models[] = {large(), quantised()};
+  for (const char* name : {"MI300X", "MI250X"})
+    for (const MegakernelCdnaCall& call : models)
+      for (int n = 0; n <= kCdnaProducts; ++n) {
+        const Chip chip = known_chip(name);
+        const GemmShape& shape = call.product[n];
+        const GemmRowCdnaPlan p = plan_gemm_row_cdna(shape, n == 0 ? call.gates : no_gates, chip);
+        CHECK(p.blocks > 0 && p.blocks <= chip.compute_units && p.blocks >= chip.compute_units * 4 / 5,
+              "%s: product %d: %d blocks", name, n, int(p.blocks));
+        CHECK(p.lds_bytes <= chip.lds_bytes && p.sums_at >= shape.columns * cdna_step_bytes(false) / kStepFeatures,
+              "%s: product %d: %d bytes", name, n, p.lds_bytes);
+        const int64_t groups = (p.blocks - p.gate_blocks) * kCdnaGroups;
+        CHECK(units_of(shape, p.units.rows * (shape.swiglu ? 2 : 1)) <= groups * p.units.rounds,
+              "%s: product %d: rows without a group", name, n);
+        CHECK((p.gate_blocks > 0) == (n == 0 && call.gates.linear_count > 0), "%s: product %d: gates", name, n);
+        CHECK(units_of(call.gates, p.gate_blocks ? p.gate_units.rows : 1) <= p.gate_blocks * kCdnaGroups || n > 0,
+              "%s: gates without a group", name);
+      }
+  const Chip chip = known_chip("MI300X");
+  const GemmShape down{1, 10944, false, 16, false, 1, kDim}, wide_gates{1, 4096, false, 16, false, 1, kDim};
+  const auto takes = [&](auto&& change, const Chip& on) {
+    GemmShape shape = down;
+    change(shape);
+    return plan_gemm_row_cdna(shape, no_gates, on).blocks > 0;
+  };
+  CHECK(takes([](GemmShape&) {}, chip), "down");
+  CHECK(!takes([](GemmShape&) {}, known_chip("RX 7900 XTX")), "another family");
+  CHECK(!takes([](GemmShape& p) { p.batch = 2; }, chip), "two rows of x");
+  for (const int columns : {192, 4100, 11328})
+    CHECK(!takes([&](GemmShape& p) { p.columns = columns; }, chip), "%d", columns);
+  GemmShape quantised_q = large().product[0];
+  quantised_q.bits = 8, quantised_q.rows = kQuantised;
+  CHECK(!plan_gemm_row_cdna(quantised_q, wide_gates, chip).blocks, "more than gates in bfloat16");
 }
 
 void test_what_has_no_plan() {
@@ -100,6 +138,7 @@ int main() {
   test_units(large(), 0);
   test_units(quantised(), 8);
   test_steps();
+  test_a_launch();
   test_what_has_no_plan();
   return finish();
 }

@@ -180,6 +180,15 @@ def test_step_in_one_launch(
     assert launches_of(device, "megakernel_cdna") == before + 1
 
 
+@pytest.mark.parametrize("case", PERSISTENT_CASES)
+def test_one_row(package: ModuleType, device: ModuleType, case: str) -> None:
+    """The megakernel's products as launches: all of a step's."""
+    dtype, bits, changes = PERSISTENT_CASES[case]
+    before = launches_of(device, "gemm_row_cdna_kernel")
+    check_step(dtype, bits, 1, changes, True)
+    assert launches_of(device, "gemm_row_cdna_kernel") == before + 4 * changes["num_blocks"] + 1
+
+
 @pytest.mark.parametrize(
     ("dtype", "bits"),
     [
@@ -287,9 +296,8 @@ SHAPES: tuple[tuple[str, torch.dtype, int | dict[str, Any]], ...] = (
     ids=[*(s[0] for s in SHAPES), "bfloat16, more columns than a tile", "int4, more columns than a tile"],
 )
 def test_company(package: ModuleType, dtype: torch.dtype, bits: int | dict, changes: dict[str, Any]) -> None:
-    """A row of the batch has the same logits and states among others and a second time: bit for bit among few rows and
-    among many. Few are 8, of integers one: with more rows products have another order of sums, and integers more bits
-    of x."""
+    """A row of the batch has the same logits and states among others and a second time: bit for bit alone, among few
+    rows, 2 to 8 of them, and among many. Each of the three has an order of sums of its own; to integers 2 are many."""
     from support.peer_models import relative, small_model, tokens
     from xlstm_hip._core.ops import OPS
 
@@ -310,16 +318,17 @@ def test_company(package: ModuleType, dtype: torch.dtype, bits: int | dict, chan
         return [t.cpu() for t in (out, *row_states)]
 
     few = 1 if bits in (8, 4) else 8
-    of_many, of_one = step(slice(0, 35)), step(slice(33, 34))
-    for rows in (slice(0, 35), slice(2, 4), slice(31, 35), slice(2, 10), slice(3, 23), slice(5, 14)):
-        results = step(rows)
-        for part, every in zip(results, of_many, strict=True):
-            if rows.stop - rows.start > few:
-                assert torch.equal(part, every[rows])
-            assert relative(part, every[rows]) < SPLIT_ERROR
-        for part, alone in zip(results, of_one, strict=True):
-            if rows.start <= 33 < rows.stop <= rows.start + few:
-                assert torch.equal(part[33 - rows.start], alone[0])
+    of_many, of_few, of_one = step(slice(0, 35)), step(slice(27, 35)), step(slice(33, 34))
+    for rows in (*(slice(*x) for x in ((0, 35), (2, 4), (31, 35), (27, 33), (2, 10), (3, 23), (5, 14), (33, 34))),):
+        count = rows.stop - rows.start
+        for part, many, several, one in zip(step(rows), of_many, of_few, of_one, strict=True):
+            assert relative(part, many[rows]) < SPLIT_ERROR
+            if count > few:
+                assert torch.equal(part, many[rows])
+            elif count == 1:
+                assert torch.equal(part, one)
+            elif rows.start >= 27:
+                assert torch.equal(part, several[rows.start - 27 : rows.stop - 27])
 
 
 def test_errors(package: ModuleType) -> None:

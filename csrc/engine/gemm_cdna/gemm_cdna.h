@@ -43,8 +43,6 @@ struct CdnaGemmBlock {
   int shard, first, count, sums;  // of x: the first row, and how many; sums: the block's number among the unit's
 };
 
-// The offset of what is not loaded.
-constexpr uint32_t kNowhere = 0xfffffff0u;
 template <class Load>
 XLSTM_DEVICE Load load_within(const MemoryRange& range, uint32_t at) {
   if constexpr (sizeof(Load) == 16)

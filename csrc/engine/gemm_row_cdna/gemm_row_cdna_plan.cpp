@@ -62,6 +62,7 @@ GemmRowCdnaPlan plan_gemm_row_cdna(const GemmShape& p, const GemmShape& gates, c
   plan.blocks = blocks + plan.gate_blocks;
   plan.units = cdna_units_for(p, blocks * kCdnaGroups, kCdnaDepth);
   if (plan.gate_blocks) plan.gate_units = cdna_units_for(gates, plan.gate_blocks * kCdnaGroups, kCdnaGateDepth);
+  if (plan.gate_units.rounds > 1) return {};  // more than gates stayed bfloat16
   return plan;
 }
 

@@ -299,11 +299,11 @@ struct CdnaProduct {
 
   // ---- epilogue: adds up the sums of waves and slices, in their order
 
-  // Loaded ahead of the products: the residual is x of this row, which this block has seen in full.
+  // Loaded ahead of the products, without a branch: the residual of this thread's row.
   XLSTM_DEVICE float residual_of(const UnitRows& unit) const {
-    const bool adds = p.output == Output::add;
-    const int row = unit.first + thread();
-    return Between::load(global(p.residual) + (adds && row < p.linear[0].rows ? row : 0));
+    const int row = unit.first + thread(), rows = p.linear[0].rows;
+    const bool adds = p.output == Output::add && thread() < (p.*kUnits).rows && row < rows;
+    return Between::load_residual(global(p.residual), rows, row, adds);
   }
   XLSTM_DEVICE void epilogue(const UnitRows& unit, float residual) {
     const GemmParams& of = *reload_params(&p);

@@ -73,7 +73,10 @@ struct BetweenBlocks {
   XLSTM_DEVICE static void load_vec8s(const MemoryRange& range, int lane, At&& at, HalfVec8s (&to)[kCount]) {
     spin_vec8s(range, lane, at, to);
   }
-  XLSTM_DEVICE static float load(const float* from) { return load_device_scope(from); }
+  // x of this row, which this block has seen in full; of another where it is not used.
+  XLSTM_DEVICE static float load_residual(const float* from, int, int row, bool is_used) {
+    return load_device_scope(from + (is_used ? row : 0));
+  }
   XLSTM_DEVICE static void store(float* to, float y) { publish(to, y); }
 };
 

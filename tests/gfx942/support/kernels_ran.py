@@ -21,6 +21,7 @@ PARTS: dict[str, str | frozenset[str]] = {
             "gemm_mma_kernel",
             "gemm_batch_kernel",
             "gemm_cdna_kernel",
+            "gemm_row_cdna_kernel",
             "pack_cdna_kernel",
             "heads_step",
             "megakernel_cdna",
