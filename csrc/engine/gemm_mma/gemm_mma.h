@@ -18,8 +18,8 @@
 // weights are loaded before the kernel waits for the kernel before it, and before x. If LDS does not hold all of x, it
 // is loaded in stages, anew for each unit. Further passes over the batch are blocks of their own, which find the
 // weights in L2. On CDNA this kernel takes one row of x alone, where gemm_row_cdna does not: features that are no
-// multiple of 64, fewer than 256 or too many for LDS. Up to eight rows are gemm_batch.h's, others gemm_cdna's. On NVIDIA
-// it takes up to eight; more are gemm_stream_k.h's.
+// multiple of 64, fewer than 256 or too many for LDS. Up to eight rows are gemm_batch.h's, others gemm_cdna's. On
+// NVIDIA it takes up to eight; more are gemm_stream_k.h's.
 //
 // The order of a sum over features is the same for every kBatch and kRows, and in gemm_batch.h: a row of the batch has
 // the same result in every batch that these kernels take.
