@@ -69,7 +69,7 @@ CDNA = "gfx90a|gfx942"
 NOTES: list[tuple[str, str, str]] = [
     (
         f"{CDNA}|gfx1100",
-        r"(gemm_(mma|batch|cdna)_kernel|megakernel_cdna)<.*",
+        r"(gemm_(mma|batch|cdna|row_cdna)_kernel|megakernel_cdna)<.*",
         "few rows share the fixed cost of the weights: addresses, the conversion of float16, bytes and nibbles to "
         "bfloat16, scales of groups, and inputs that each block computes again. Memory binds.",
     ),
