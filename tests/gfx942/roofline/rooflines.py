@@ -46,6 +46,12 @@ NOTES = (
         "fraction of the time of loading the key.",
     ),
     (
+        r"gemm_row_cdna_kernel<.*",
+        "one row of x is few of the matrix unit's 16. Memory binds, for the time in the column `memory`; with 4-bit "
+        "weights, which are multiplied as bytes, the vector unit and L1 need half of that: two loads of three are of "
+        "scales and offsets.",
+    ),
+    (
         r"gemm_(mma|batch)_kernel<.*",
         "16 or 32 rows share a weight, of which a small batch fills few. With 2-byte weights memory binds, for the "
         "time in the column `memory`; with 4-bit weights the vector unit, which converts them to bfloat16.",
