@@ -51,8 +51,8 @@
 #pragma once
 
 #include "engine/gemm_row_cdna/row_product.h"
-#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
 #include "engine/gpu/heads_step.h"
+#include "engine/megakernel_cdna/megakernel_cdna_plan.h"
 
 namespace xlstm::gpu::engine {
 
