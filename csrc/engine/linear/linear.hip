@@ -5,7 +5,7 @@
 #include "arch/compiler.h"
 #include "base/arena.h"
 #include "engine/gpu/device_linear.h"
-#include "engine/kernels.h"
+#include "engine/linear/linear.h"
 #include "engine/linear/linear_launch.h"
 #include "engine/linear/linear_shape.h"
 
