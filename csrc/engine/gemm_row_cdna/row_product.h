@@ -2,8 +2,7 @@
 // A product y = W x of one row on CDNA. x and y are tensors, or mailboxes: Between says so (BetweenLaunches in
 // gemm_row_cdna.h, BetweenBlocks in engine/gpu/device_mailbox.h).
 //
-// Maths: gemm_mma's, and for weights of 8 and 4 bits that are integers q, with x as integers of a step (see
-// row_x.h)
+// Maths: gemm_mma's, and for weights of 8 and 4 bits that are integers q, with x as integers of a step (row_x.h)
 //
 //   y = sum over groups of  scale sum_k q x + offset sum_k x           without offsets: offset = -kMiddle scale
 //
