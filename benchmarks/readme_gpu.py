@@ -27,10 +27,10 @@ JOBS = {
     DECODE: "decode, batch 1", "write B8": "decode, batch 8", PREFILL: "prefill of 8192 tokens",
     "read B2 S128": "prefill of 128 tokens, batch 2", "first token after 2048": "first token after a prompt of 2048",
 }  # fmt: skip
-GRAPH = "xlstm_large graph"
+GRAPH, EAGER_GRAPH = "xlstm_large graph", "xlstm_large eager graph"
 MODELS = {
     "xlstm_hip": "ours", "xlstm_hip int8": "ours, int8", "xlstm_hip int4": "ours, int4", "xlstm_large": "official",
-    GRAPH: "official, compiled, one graph",
+    GRAPH: "official, compiled, one graph", EAGER_GRAPH: "official, one graph",
 }  # fmt: skip
 GRADIENTS = "forward+backward"
 PACKAGE_COLOURS = {"official": "#D55E00", "transformers": "#E69F00"}
@@ -107,6 +107,48 @@ def models(results: Results) -> list[str]:
     ]
 
 
+def decoding(results: Results) -> list[str]:
+    """Tokens a second over the batch; of ours with the floor's share of the time."""
+    names = list(dict.fromkeys(entry["name"] for point in results["points"] for entry in point["contenders"]))
+    rows = []
+    for point in results["points"]:
+        row = [f"batch {point['batch']}"]
+        for name in names:
+            entry = entry_of(point["contenders"], name)
+            floor = point["floors_ms"].get(entry["weights"]) if entry and name.startswith("xlstm_hip") else None
+            share = f" ({floor / entry['ms']['median']:.0%})" if floor else ""
+            row.append(f"{entry['tokens_per_s']:,.0f}{share}" if "tokens_per_s" in entry else UNKNOWN)
+        rows.append(row)
+    return [
+        *_text(
+            "Decoding over the batch, the same shape, tokens per second of all sequences; in brackets the time of a "
+            "copy of all weights and of the states in and out, as a share of the step's "
+            f"({_measured(results, 'xlstm')}; {_link('decoding_cuda')}):"
+        ),
+        *_table(["", *(MODELS.get(name, name) for name in names)], rows),
+        *_picture("Decoding over the batch", results, "decoding_cuda"),
+    ]
+
+
+def training(results: Results) -> list[str]:
+    """Tokens a second of a step, and its memory beyond weights and optimizer."""
+    names = list(dict.fromkeys(entry["name"] for size in results["sizes"] for entry in size["contenders"]))
+    rows = []
+    for size in results["sizes"]:
+        entries = [entry_of(size["contenders"], name) for name in names]
+        shape = f"{size['blocks']} x {size['features']}, {size['batch']} x {size['length']} tokens"
+        cells = [f"{e['tokens_per_s']:,.0f}, {e['bytes'] / 2**30:.1f} GiB" if "ms" in e else UNKNOWN for e in entries]
+        rows.append([shape, *cells])
+    return [
+        *_text(
+            "Training: blocks x features, a step of AdamW under autocast; tokens per second, and what a step takes "
+            f"beyond weights and optimizer ({_measured(results, 'mlstm_kernels', 'xlstm')}; {_link('training_cuda')}, "
+            "which has where the time goes):"
+        ),
+        *_table(["", *names], rows),
+    ]
+
+
 def _wrong_gradients(cells: Sequence[Results], limit: float) -> list[str]:
     """The gradients of mlstm_kernels' backward kernels that are not the gradients of their forward pass."""
     wrong: dict[str, float] = {}
@@ -160,14 +202,11 @@ def attention(results: Results, features: Results) -> list[str]:
     speed = results["speed"]
     tokens = max(cell["tokens"] for cell in speed)
     cells = [c for c in speed if c["tokens"] == tokens and c["causal"] and c["dtype"] == BF16]
-    names = [entry["name"] for entry in cells[0]["contenders"]]
-    rows = [
-        [
-            f"{cell['work']}, {cell['head_dim']} features",
-            *(f"{e['tflops']:.0f}" if "tflops" in e else UNKNOWN for e in cell["contenders"]),
-        ]
-        for cell in cells
-    ]
+    names = list(dict.fromkeys(e["name"] for cell in cells for e in cell["contenders"] if "tflops" in e))
+    rows = []
+    for cell in cells:
+        rates = (entry_of(cell["contenders"], name).get("tflops") for name in names)
+        rows.append([f"{cell['work']}, {cell['head_dim']} features", *(f"{x:.0f}" if x else UNKNOWN for x in rates)])
     mla = features["tables"]["MLA, decoding one token"][0]
     return [
         *_text(
@@ -300,12 +339,18 @@ def results_of(folder: Path, name: str) -> Results:
 
 def block(folder: Path) -> str:
     """The part of docs/benchmarks.md, from the result files in folder."""
-    names = ("model_cuda", "mlstm_gpu", "attention_cuda", "attention_features", "layers_cuda")
-    model_cuda, mlstm_gpu, attention_cuda, features, layers_cuda = files = [results_of(folder, n) for n in names]
+    names = (
+        "model_cuda", "decoding_cuda", "training_cuda", "mlstm_gpu", "attention_cuda", "attention_features",
+        "layers_cuda",
+    )  # fmt: skip
+    files = [results_of(folder, name) for name in names]
+    model_cuda, decoding_cuda, training_cuda, mlstm_gpu, attention_cuda, features, layers_cuda = files
     gpus = and_list(list(dict.fromkeys(map(_gpu, files))))
     lines = [
         *_text(f"On {gpus} in bfloat16, medians. All entries of a row come from the same process."),
         *models(model_cuda),
+        *decoding(decoding_cuda),
+        *training(training_cuda),
         *mlstm(mlstm_gpu),
         *attention(attention_cuda, features),
         *layers(layers_cuda),

@@ -12,6 +12,7 @@ __device__ void store_device_scope(float* to, float x);
 __device__ float load_device_scope(const float* from);
 __device__ uint64_t load_device_scope(const uint64_t* from);
 __device__ Vec16 load_vec16_device_scope(const MemoryRange& range, uint32_t offset);
+__device__ void store_vec16_device_scope(const MemoryRange& range, uint32_t offset, const Vec16& vec);
 __device__ void spin_pause();
 __device__ uint32_t add_device_scope(uint32_t* to, uint32_t x);
 __device__ void store_device_scope(uint32_t* to, uint32_t x);
@@ -39,16 +40,22 @@ XLSTM_DEVICE uint32_t add_device_scope(uint32_t* to, uint32_t x) {
 #if defined(__HIP_DEVICE_COMPILE__) && !defined(__GFX9__)
 XLSTM_DEVICE void add_device_scope(char* base, uint32_t offset, float x);
 XLSTM_DEVICE Vec16 load_vec16_device_scope(const MemoryRange& range, uint32_t offset);
+XLSTM_DEVICE void store_vec16_device_scope(const MemoryRange& range, uint32_t offset, const Vec16& vec);
 #else
-// Four words, each of them of the device's scope: together they are not one access. Unlike an atomic load it may be
+// Four words, each of them of the device's scope: together they are not one access. Unlike an atomic one a load may be
 // moved ahead of a loop that has no keep_order_of_loads().
-XLSTM_DEVICE Vec16 load_vec16_device_scope(const MemoryRange& range, uint32_t offset) {
 #if defined(__gfx90a__)
-  constexpr int kDeviceScope = 1;  // glc
+constexpr int kLoadDeviceScope = 1, kStoreDeviceScope = 0;  // glc; stores go to L2, which all compute units share
 #else
-  constexpr int kDeviceScope = 16;  // sc1
+constexpr int kLoadDeviceScope = 16, kStoreDeviceScope = 16;  // sc1
 #endif
-  return __builtin_bit_cast(Vec16, __builtin_amdgcn_raw_buffer_load_b128(buffer_of(range), offset, 0, kDeviceScope));
+XLSTM_DEVICE Vec16 load_vec16_device_scope(const MemoryRange& range, uint32_t offset) {
+  return __builtin_bit_cast(Vec16,
+                            __builtin_amdgcn_raw_buffer_load_b128(buffer_of(range), offset, 0, kLoadDeviceScope));
+}
+XLSTM_DEVICE void store_vec16_device_scope(const MemoryRange& range, uint32_t offset, const Vec16& vec) {
+  __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Words4, vec), buffer_of(range), offset, 0,
+                                         kStoreDeviceScope);
 }
 // Adds to the float at a uniform base and an offset of each lane.
 XLSTM_DEVICE void add_device_scope(char* base, uint32_t offset, float x) {

@@ -21,6 +21,7 @@ struct DeviceFacts {
 constexpr int64_t kGiB = int64_t(1) << 30;
 inline constexpr DeviceFacts kKnownDevices[] = {
     {"MI300X", "gfx942", 304, 64, 64 << 10, 192 * kGiB, 5.3e12, 1307e12},
+    {"MI355X", "gfx950", 256, 64, 160 << 10, 288 * kGiB, 8.0e12, 2500e12},
     {"MI250X", "gfx90a", 110, 64, 64 << 10, 64 * kGiB, 1.6e12, 191e12},  // one of its two dies
     {"RX 7900 XTX", "gfx1100", 48, 32, 64 << 10, 24 * kGiB, 0.96e12, 123e12},
     {"RX 9070 XT", "gfx1201", 32, 32, 64 << 10, 16 * kGiB, 0.64e12, 195e12},

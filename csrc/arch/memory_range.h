@@ -13,6 +13,7 @@ struct MemoryRange {  // uniform; offsets into it are multiples of 16, and so is
 };
 
 constexpr uint32_t kNowhere = 0xfffffff0u;  // an offset beyond every range
+constexpr uint32_t kFar = 1u << 31;         // beyond ranges of less, also where less than that is added to it
 
 #if !defined(__CUDACC__) && !defined(__GFX11__) && !defined(__GFX12__)
 #define XLSTM_BUFFER_INSTRUCTIONS
@@ -51,6 +52,13 @@ XLSTM_DEVICE void store_vec16(const MemoryRange& range, uint32_t offset, const V
   __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Words4, vec), buffer_of(range), offset, 0, 0);
 #else
   if (offset < range.bytes) *reinterpret_cast<Vec16*>(const_cast<char*>(range.base) + offset) = vec;
+#endif
+}
+XLSTM_DEVICE void store_word(const MemoryRange& range, uint32_t offset, uint32_t word) {
+#if defined(XLSTM_BUFFER_INSTRUCTIONS)
+  __builtin_amdgcn_raw_buffer_store_b32(word, buffer_of(range), offset, 0, 0);
+#else
+  if (offset < range.bytes) *reinterpret_cast<uint32_t*>(const_cast<char*>(range.base) + offset) = word;
 #endif
 }
 

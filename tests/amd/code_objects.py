@@ -4,13 +4,16 @@
 An object file holds a bundle with a code object per chip. The compiler's own tools take it apart: they lie beside the
 compiler that CMake chose, in ROCm as in a distribution.
 
-PYTHONPATH=build_backend python tests/amd/code_objects.py [CHIP... | all]    prints the build's options, a line each
+PYTHONPATH=build_backend python tests/amd/code_objects.py [CHIP... | all | most]    prints the build's options
+
+most: all chips, but float16 and float32 for gfx942 alone where a source is compiled for each type.
 
 The build has kernels for the chips that it was first made for, which are gfx942 alone where none are named.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -29,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "amd"
 ARCHS = ("gfx90a", "gfx942", "gfx1100")  # that Debian's compiler has device libraries for
 FAMILIES = {"gfx9": "cdna", "gfx11": "rdna", "gfx12": "rdna4"}
-TARGETS = ("xlstm_hip_gpu", "xlstm_hip_host")
+TARGETS = ("xlstm_hip_kernels", "xlstm_hip_host")
+FEW_TYPES = tuple(arch for arch in ARCHS if arch != "gfx942")  # of which CI has bfloat16 alone
 
 
 class NoCompiler(RuntimeError):
@@ -60,16 +64,27 @@ def configure(source: Path, folder: Path, *options: str) -> None:
         raise
 
 
+def _cached(option: str, folder: Path) -> str:
+    """As the build in a folder was configured; nothing where there is none."""
+    cache = folder / "CMakeCache.txt"
+    found = re.search(rf"^{option}:\w+=(.*)$", cache.read_text(), re.MULTILINE) if cache.exists() else None
+    return found[1] if found else ""
+
+
 def built_archs(folder: Path = BUILD) -> tuple[str, ...]:
     """The chips that the build in a folder has kernels for, in ARCHS' order; none where there is no build."""
-    cache = folder / "CMakeCache.txt"
-    text = cache.read_text() if cache.exists() else ""
-    archs = re.findall(r"^CMAKE_HIP_ARCHITECTURES:\w+=(.*)$", text, re.MULTILINE)
-    return tuple(arch for arch in ARCHS if archs and arch in archs[0].split(";"))
+    archs = _cached("CMAKE_HIP_ARCHITECTURES", folder).split(";")
+    return tuple(arch for arch in ARCHS if arch in archs)
 
 
-def options(archs: Sequence[str] = ()) -> list[str]:
-    """Of the one build for AMD GPUs: here its objects are read, and tests/gfx942 runs the package that it makes."""
+def bfloat16_archs(folder: Path = BUILD) -> tuple[str, ...]:
+    """Those of them that have no kernels of float16 and float32, but where a source has all types."""
+    return tuple(filter(None, _cached("XLSTM_HIP_BFLOAT16_ARCHS", folder).split(";")))
+
+
+def options(archs: Sequence[str] = (), most: bool = False) -> list[str]:
+    """Of the one build for AMD GPUs: here its objects are read, and tests/gfx942 runs the package that it makes. Where
+    no chips are named they are those that it has."""
     import pybind11  # not at the top: reading object files needs none
 
     torch = find_torch()
@@ -77,6 +92,7 @@ def options(archs: Sequence[str] = ()) -> list[str]:
     facts = {
         "GPU": "HIP",
         "CMAKE_HIP_ARCHITECTURES": ";".join(archs or built_archs() or ("gfx942",)),
+        "XLSTM_HIP_BFLOAT16_ARCHS": ";".join(FEW_TYPES if most else () if archs else bfloat16_archs()),
         "XLSTM_HIP_WERROR": "ON",
         "TORCH_DIR": torch.folder,
         "TORCH_VERSION": torch.version,
@@ -228,19 +244,17 @@ def kernels_in(object_file: Path) -> list[Kernel]:
 
 def gpu_objects() -> list[Path]:
     """The object file of each GPU source, the largest first."""
-    files = [path for path in (ROOT / "csrc").rglob("*.hip") if "once for each XLSTM_ELEMENT" not in path.read_text()]
-    instances = (BUILD / "generated" / "instances").glob("*.hip")  # of the others, one per type of elements
-    sources = {path.name for path in (*files, *instances)}
-    objects = [path for path in BUILD.rglob("*.hip.o") if path.name.removesuffix(".o") in sources]
-    missing = sources - {path.name.removesuffix(".o") for path in objects}
+    commands = json.loads((BUILD / "compile_commands.json").read_text())
+    objects = [BUILD / entry["output"] for entry in commands if entry["file"].endswith(".hip")]
+    missing = sorted(path.name.removesuffix(".o") for path in objects if not path.exists())
     if missing:
-        raise RuntimeError(f"not built: {', '.join(sorted(missing))}")
+        raise RuntimeError(f"not built: {', '.join(missing)}")
     return sorted(objects, key=lambda path: (-path.stat().st_size, path))
 
 
 if __name__ == "__main__":
     asked = sys.argv[1:]
-    unknown = set(asked) - {*ARCHS, "all"}
+    unknown = set(asked) - {*ARCHS, "all", "most"}
     if unknown:
-        sys.exit(f"expected all or chips of {', '.join(ARCHS)}, got {' '.join(sorted(unknown))}")
-    print("\n".join(options(ARCHS if "all" in asked else asked)))
+        sys.exit(f"expected all, most or chips of {', '.join(ARCHS)}, got {' '.join(sorted(unknown))}")
+    print("\n".join(options(ARCHS if {"all", "most"} & set(asked) else asked, "most" in asked)))

@@ -242,7 +242,8 @@ def gemm_cdna_kernel(kernel: Kernel, weights: str, batch: str, chains: str) -> S
     if not shape:
         return None
     parts = 3 if digits else 4 if weights == "Float16Weights" else 2  # of x, times those of weights
-    return Shape(shape["lds_bytes"], macs=shape["body_steps"] * STEP_FEATURES * 16 * int(chains) * int(batch) * parts)
+    rows = max(int(batch), 16)  # of a matrix instruction, which 8 rows of x fill by half
+    return Shape(shape["lds_bytes"], macs=shape["body_steps"] * STEP_FEATURES * 16 * int(chains) * rows * parts)
 
 
 def megakernel_cdna(kernel: Kernel, weights: str) -> Shape | None:

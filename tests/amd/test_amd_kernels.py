@@ -126,8 +126,13 @@ def test_every_note_is_of_a_kernel(table: list[Row]) -> None:
 def test_the_page_is_not_stale(table: list[Row]) -> None:
     """Row by row of the chips that the build has; the figures of another compiler may differ."""
     compiler, every_chip = kernel_table.recorded()
-    cells = {key: row for key, row in every_chip.items() if key[0] in built_archs()}
     now = {(row.arch, row.kernel): row.cells() for row in table}
+
+    def is_built(arch: str, kernel: str) -> bool:
+        has_all_types = arch not in code_objects.bfloat16_archs() or (arch, kernel) in now
+        return arch in built_archs() and (has_all_types or not re.search(r"\b(fp16|fp32|Float16Weights)\b", kernel))
+
+    cells = {key: row for key, row in every_chip.items() if is_built(*key)}
     assert set(cells) == set(now), f"docs/amd_kernels.md lists other kernels: {AGAIN}"
     if compiler != Compiler.of_build().version:
         pytest.skip(f"docs/amd_kernels.md is of {compiler}, this is {Compiler.of_build().version}")

@@ -180,7 +180,7 @@ def test_the_gpu_figures_follow_the_files(load: Load, tmp_path: Path) -> None:
     script = load("readme_gpu")
     results = BENCHMARKS / "results"
     names = set(re.findall(r"results/(\w+)\.md", script.block(results)))
-    assert len(names) == 5
+    assert len(names) == 7
 
     def changed(x: Any) -> Any:
         if isinstance(x, dict):

@@ -213,6 +213,7 @@ def test_the_common_schedule_is_of_the_calls_inside(monkeypatch: pytest.MonkeyPa
 # ---- prefill
 
 
+@pytest.mark.rows("everything")  # compiles the official model for each length
 def test_prefill_smoke_run(load: Load, tmp_path: Path) -> None:
     """All that run on a CPU, at once and in chunks of which the last is shorter."""
     pytest.importorskip("matplotlib")

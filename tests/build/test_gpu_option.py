@@ -78,7 +78,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def build(tree: Path, target: str = "xlstm_hip_gpu") -> subprocess.CompletedProcess[str]:
+def build(tree: Path, target: str = "xlstm_hip_kernels") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["cmake", "--build", tree / "build", "--target", target],
         stdout=subprocess.PIPE,

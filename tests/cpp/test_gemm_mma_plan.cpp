@@ -131,9 +131,11 @@ void test_packed_for_cdna() {
           for (int n = 0; n < kStepFeatures / kVec8; ++n)
             for (int part = 0; part < parts; ++part) {
               const Vec8Coord at = vec8_coord(Family::cdna, bits, n);
-              const int offset = x_offset(digits, batch, at, row, part), lane = offset / 16 % 64;
+              const int offset = x_offset(digits, batch, at, row, part), rows = strip_rows(batch),
+                        lane = offset / 16 % (4 * rows);
               ++taken[size_t(offset / bytes)];
-              CHECK(lane % 16 == row % 16 && lane / 16 == at.vec16, "%d bits: row %d in lane %d", bits, row, lane);
+              CHECK(lane % rows == row % rows && lane / rows == at.vec16, "%d bits: row %d in lane %d", bits, row,
+                    lane);
             }
         for (const int n : taken) CHECK(n == 1, "%d bits: a place of %d vectors", bits, n);
         CHECK(x_step_bytes(digits, true, batch) == int(taken.size()) * bytes + batch * 8, "scales and sums");
@@ -188,7 +190,8 @@ void check_batch(const char* name, const GemmShape& shape, const GemmMmaPlan& p,
 void check_cdna(const char* name, const GemmShape& shape, const GemmCdnaPlan& p, const Chip& chip) {
   const int linears = shape.swiglu ? 2 : 1;
   CHECK(chip.family == Family::cdna && !gemm_mma_takes(shape, chip), "%s: gemm_mma has it", name);
-  CHECK(p.batch >= std::min<int64_t>(shape.batch, 64), "%s: %d rows at once", name, p.batch);
+  CHECK(p.batch >= std::min<int64_t>(shape.batch, 64) && (p.batch >= 16 || shape.integers), "%s: %d rows at once", name,
+        p.batch);
   CHECK(p.waves >= kLeastCdnaGemmWaves && p.waves <= kMostCdnaGemmWaves, "%s: %d waves", name, p.waves);
   CHECK(p.waves * p.wave_rows >= p.rows && p.wave_rows * linears <= p.chains * kStripColumns,
         "%s: %d waves of %d chains have %d rows of %d", name, p.waves, p.chains, p.wave_rows, p.rows);
@@ -203,7 +206,7 @@ void check_cdna(const char* name, const GemmShape& shape, const GemmCdnaPlan& p,
   CHECK(bytes.rms_factors == passes * p.batch * 4, "%s: memory for factors", name);
   const int64_t waves = units * passes * p.waves;
   CHECK(p.shards == 1 || bytes.arrivals >= waves, "%s: counters", name);
-  CHECK(p.shards == 1 || bytes.partials >= waves * p.shards * p.chains * kStripColumns * p.batch * 4,
+  CHECK(p.shards == 1 || bytes.partials >= waves * p.shards * p.chains * kStripColumns * std::max(p.batch, 16) * 4,
         "%s: partial sums", name);
   GemmShape alone = shape;
   alone.all_linears = false;
@@ -305,7 +308,7 @@ void test_plan() {
     GemmShape widest{2, kMostCdnaGemmColumns, false, 4, true, 1, down, true, true, offsets};
     for (const bool all : {false, true}) {
       widest.all_linears = all;
-      CHECK(plan_gemm_cdna(widest, mi300x).batch == 16, "LDS for scales of %d columns", kMostCdnaGemmColumns);
+      CHECK(plan_gemm_cdna(widest, mi300x).batch == 8, "LDS for scales of %d columns", kMostCdnaGemmColumns);
     }
   }
   const GemmMmaPlan shared = plan_gemm_mma({8, 10944, false, 16, false, 1, down, true}, mi300x);

@@ -53,11 +53,20 @@ void test_units(const MegakernelCdnaCall& call, int gate_blocks) {
   CHECK(units_of(call.gates, p.gate_units.rows) <= gate_groups * p.gate_units.rounds, "gates without a group");
   for (int n = 0; n <= kCdnaProducts; ++n) {
     const GemmShape& shape = call.product[n];
-    const auto [rows, slice_bits, rounds] = p.units[n];
+    const CdnaUnits& units = p.units[n];
+    const int rows = units.rows, slice_bits = units.slice_bits, rounds = units.rounds;
     const int64_t groups = p.blocks * kCdnaGroups - (n == 0 ? gate_groups : 0);
     const int sides = shape.swiglu ? 2 : 1;
     CHECK(rows >= 1 && (rows << slice_bits) * sides <= kCdnaUnitSlots, "product %d: %d rows", n, rows);
     CHECK(units_of(shape, rows * sides) <= groups * rounds, "product %d: rows without a group", n);
+    int before = 0;  // units of the linears before
+    for (int j = 0; j < kMaxLinears; ++j) {
+      const int64_t of_linear = j < (shape.swiglu ? 1 : shape.linear_count) ? shape.rows[j] : 0;
+      CHECK(units.first[j] == (of_linear ? before : kNoUnit), "product %d: linear %d begins at unit %d", n, j,
+            units.first[j]);
+      before += int(xlstm::ceil_div(of_linear, int64_t(rows)));
+    }
+    CHECK(before == units_of(shape, rows * sides), "product %d: %d units", n, before);
     int64_t all = 0;
     for (int j = 0; j < shape.linear_count / sides; ++j) all += shape.rows[j];
     const int64_t least = xlstm::ceil_div(all, groups);

@@ -151,7 +151,7 @@ def written_to_lds(device: ModuleType, kernel: str) -> int:
     """Bytes, by the kernels of that name."""
     width = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "b128": 16}
     total = 0
-    for counted in device.counters():
+    for counted in device.counters(kernel):
         if function_of(counted.kernel.name) == kernel:
             for i in counted.instructions:
                 if i.mnemonic.startswith("ds_write"):

@@ -186,9 +186,16 @@ def test_gradients() -> None:
         assert relative(gradient.cpu(), true[name]) <= 2 * worst, name
 
 
-def losses(device: str, autocast: bool) -> list[float]:
-    """The losses of some steps of AdamW, which at first makes a full step of each rounding error."""
-    model, x = small_model(**WIDE).to(device), tokens(4, LENGTH, 301).to(device)
+def losses(device: str, autocast: bool, seed: int | None = None) -> list[float]:
+    """The losses of some steps of AdamW, which at first makes a full step of each rounding error. With a seed each
+    weight is moved by about half a unit of bfloat16's last place."""
+    model, x = small_model(**WIDE), tokens(4, LENGTH, 301).to(device)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1 + 2**-9 * torch.randn(weight.shape, generator=generator))
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     results = []
     for _ in range(6):
@@ -204,11 +211,16 @@ def losses(device: str, autocast: bool) -> list[float]:
 
 
 def test_training() -> None:
-    """Under autocast the loss falls as in float32: no further from it than twice what autocast does on the CPU."""
-    true, plain, actual = losses("cpu", False), losses("cpu", True), losses(DEVICE, True)
+    """Under autocast the loss falls as in float32: no further from it than twice what autocast does on the CPU at its
+    worst, of some runs whose weights differ by roundings, since one run can be close by luck."""
+    true, actual = losses("cpu", False), losses(DEVICE, True)
+    plain = [losses("cpu", True, seed) for seed in (None, 0, 1, 2)]
     assert actual[-1] < 0.5 * actual[0]
-    apart = [max(abs(a - b) for a, b in zip(x, true, strict=True)) for x in (plain, actual)]
-    assert apart[1] <= 2 * apart[0], (true, plain, actual)
+
+    def apart(x: list[float]) -> float:
+        return max(abs(a - b) for a, b in zip(x, true, strict=True))
+
+    assert apart(actual) <= 2 * max(map(apart, plain)), (true, plain, actual)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

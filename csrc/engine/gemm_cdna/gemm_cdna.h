@@ -11,7 +11,8 @@
 // and all rows of x up to kBatch; with shards, an equal part of the features. A wave has kChains strips of 16 rows of
 // weights, and of SwiGLU one of each linear.
 //
-// Timeline of a wave; a line is 128 bytes of each row of weights, a buffer of x 64 / kBatch steps of 64 features:
+// Timeline of a wave; a line is 128 bytes of each row of weights, a buffer of x buffer_steps() steps of 64 features.
+// Loads come in their order, so what is needed first is asked for first: x, scales, weights.
 //
 //   weights   | kLinesAhead lines | a line behind each that is used up ............... |
 //   x         | buffers 0, 1      | buffer 1 to LDS, buffer 2's loads | 2 to LDS, ...  |
@@ -24,7 +25,7 @@
 //
 // Floor: the bytes of the weights over the bandwidth of memory. What binds (predicted): in the loop, memory and the
 // misses that L1 has under way, of which a line of x, from L2, takes a third to a half of the time of one of weights.
-// So units are large: x is loaded once for all of a unit's rows. With 64 rows a fifth of the time is the last shard's
+// So units are large: x is loaded once for all of a unit's rows. With 64 rows an eighth of the time is the last shard's
 // sums of the others, 12 KB for each 16 rows of weights.
 #pragma once
 
@@ -34,6 +35,7 @@
 #include "engine/gemm_cdna/gemm_cdna_shape.h"
 #include "engine/gemm_mma/gemm_mma_weights.h"
 #include "engine/gpu/add_shards.h"
+#include "engine/gpu/output_range.h"
 
 namespace xlstm::gpu::engine {
 
@@ -53,7 +55,7 @@ XLSTM_DEVICE Load load_within(const MemoryRange& range, uint32_t at) {
 
 template <class Weights, int kBatch, int kChains>
 struct GemmCdna {
-  static constexpr int kBits = Weights::kBits, kStrips = kBatch / 16;
+  static constexpr int kBits = Weights::kBits, kStripRows = strip_rows(kBatch), kStrips = kBatch / kStripRows;
   static constexpr bool kGroups = Weights::kGroups, kDigits = has_digits(kBits, Weights::kIntegers);
   static constexpr int kLoads = lane_loads(Family::cdna, kBits), kLoadVec8s = load_vec8s(kBits);
   static constexpr int kLoadBytes = load_bytes(kBits), kLineSteps = line_steps(kBits), kLineLoads = kLineSteps * kLoads;
@@ -131,6 +133,11 @@ struct GemmCdna {
     return row < rows ? row : rows - 1;
   }
 
+  // The lane whose bytes of a strip of x this one multiplies, and the first of its four sums' rows.
+  static constexpr int kXLanes = 4 * kStripRows;
+  XLSTM_DEVICE static int x_lane() { return lane_id() / 16 * kStripRows + lane_id() % kStripRows; }
+  XLSTM_DEVICE static int lane_row() { return lane_id() / 16 * 4 % kStripRows; }
+
   // Of a strip of 16 rows of x.
   XLSTM_DEVICE float& sum_of(int c, int s, int r) { return sum[c][s / 2].value[s % 2 * 4 + r]; }
 
@@ -180,30 +187,45 @@ struct GemmCdna {
     const bool is_swiglu = p.output == Output::swiglu;
     return ((wave_id() * (is_swiglu ? 2 : 1) + (is_swiglu ? chain : 0)) * p.wave_rows + row_of_wave(chain, slot)) * 2;
   }
-  // The scales of this wave's rows, and their offsets: a lane has a group.
-  XLSTM_DEVICE void store_scales() const {
-    if constexpr (!kGroups) return;
+  // Scales of this wave's rows, or offsets: a lane has a group.
+  struct Scales {
+    uint16_t of_row[kGroups ? kChains : 1][kStripColumns];
+  };
+  // which: 0 scales, 1 offsets. first: group of the shard.
+  XLSTM_DEVICE void fetch_scales(Scales& to, int which, int first) const {
     const DeviceLinear& w = p.linear[unit.linear];
-    const int count = most_groups_of(steps);
+    const int index = first_group + first + lane_id();
+    const uint32_t column = uint32_t(index < w.groups ? index : w.groups - 1) * 2;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) {
+      const char* const base = which ? linears.offsets[side_of(c)] : linears.scales[side_of(c)];
+      // Opaque: the compiler would keep all rows' offsets in scalar registers.
+      const uint32_t row_at = opaque(uint32_t(row_of(c, lane_id() % kStripColumns) * w.groups) * 2);
+#pragma unroll
+      for (int n = 0; n < kStripColumns; ++n) to.of_row[c][n] = load_bits<uint16_t>(base, of_lane(row_at, n) + column);
+    }
+  }
+  XLSTM_DEVICE void store_scales(const Scales& from_registers, int which, int first) const {
+    const int group = first + lane_id();
+    if (group >= most_groups_of(steps)) return;
+    char* const to = scales_at(which) + group * scale_row;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int n = 0; n < kStripColumns; ++n)
+        *reinterpret_cast<uint16_t*>(to + scale_column(c, n)) = from_registers.of_row[c][n];
+  }
+  // The first wave's groups are asked for ahead of weights, which they would wait for; the others behind.
+  XLSTM_DEVICE void store_all_scales(const Scales (&first)[2]) const {
+    store_scales(first[0], 0, 0);
+    if (offsets) store_scales(first[1], 1, 0);
 #pragma unroll 1
     for (int which = 0; which < (offsets ? 2 : 1); ++which)
 #pragma unroll 1
-      for (int first = 0; first < count; first += kWave) {
-        const int group = first + lane_id(), index = first_group + group;
-        char* const to = scales_at(which) + group * scale_row;
-        const uint32_t column = uint32_t(index < w.groups ? index : w.groups - 1) * 2;
-#pragma unroll
-        for (int c = 0; c < kChains; ++c) {
-          const char* const base = which ? linears.offsets[side_of(c)] : linears.scales[side_of(c)];
-          // Opaque: the compiler would keep all rows' offsets in scalar registers.
-          const uint32_t row_at = opaque(uint32_t(row_of(c, lane_id() % kStripColumns) * w.groups) * 2);
-          uint16_t scale[kStripColumns];
-#pragma unroll
-          for (int n = 0; n < kStripColumns; ++n) scale[n] = load_bits<uint16_t>(base, of_lane(row_at, n) + column);
-          if (group < count)
-#pragma unroll
-            for (int n = 0; n < kStripColumns; ++n) *reinterpret_cast<uint16_t*>(to + scale_column(c, n)) = scale[n];
-        }
+      for (int group = kWave; group < most_groups_of(steps); group += kWave) {
+        Scales scales;
+        fetch_scales(scales, which, group);
+        store_scales(scales, which, group);
       }
   }
 
@@ -249,7 +271,8 @@ struct GemmCdna {
     for (int s = 0; s < kStrips; ++s) {
       Vec16 digits[kXDigits];
 #pragma unroll
-      for (int n = 0; n < kXDigits; ++n) digits[n] = read_vec16(x_step + ((s * kXDigits + n) * kWave + lane_id()) * 16);
+      for (int n = 0; n < kXDigits; ++n)
+        digits[n] = read_vec16(x_step + ((s * kXDigits + n) * kXLanes + x_lane()) * 16);
       ByteSums part[kChains][kXDigits] = {};
 #pragma unroll
       for (int h = 0; h < 2; ++h)
@@ -268,7 +291,7 @@ struct GemmCdna {
   }
   template <class PartOf>
   XLSTM_DEVICE void add_scaled(const char* x_step, int s, const Scale& scale, PartOf&& part_of) {
-    const char* const rows = x_step + kOperandBytes + (s * 16 + lane_id() / 16 * 4) * 4;
+    const char* const rows = x_step + kOperandBytes + (s * 16 + lane_row()) * 4;
     const Vec16 scales = read_vec16(rows), x_sums = read_vec16(rows + kBatch * 4);
 #pragma unroll
     for (int c = 0; c < kChains; ++c)
@@ -293,7 +316,7 @@ struct GemmCdna {
     Vec16 rows[kStreamVec16s<E>] = {};
 #pragma unroll
     for (int j = 0; j < (kStrips > 1 ? 2 : 1); ++j)
-      rows[j] = read_vec16(x_step + (((u * kStrips + 2 * pair + j) * 2 + h) * kWave + lane_id()) * 16);
+      rows[j] = read_vec16(x_step + (((u * kStrips + 2 * pair + j) * 2 + h) * kXLanes + x_lane()) * 16);
     return stream_of<E>(rows, 0);
   }
   XLSTM_DEVICE void multiply_parts(const Line& line, int j, const char* x_step, int step) {
@@ -345,11 +368,16 @@ struct GemmCdna {
     clear(sum);
     find_copied();
     fetch_x(copy, 0);
+    Scales scales[2];
+    if constexpr (kGroups) {
+      fetch_scales(scales[0], 0, 0);
+      if (offsets) fetch_scales(scales[1], 1, 0);
+    }
     keep_order_of_loads();
 #pragma unroll
     for (int n = 0; n < kLinesAhead; ++n) fetch(line[n], n);
     keep_order_of_loads();
-    store_scales();
+    if constexpr (kGroups) store_all_scales(scales);
     store_x(copy, 0);
     fetch_x(copy, 1);
     __syncthreads();
@@ -397,62 +425,40 @@ struct GemmCdna {
 #pragma unroll
         for (int r = 0; r < 4; ++r) f(c, s, r, (c * kStrips + s) * 4 + r);
   }
-  // What outputs need is loaded ahead of all of them, and has arrived: behind a branch the compiler would wait for each
-  // store.
   XLSTM_DEVICE void store_outputs() {
     const GemmParams& q = *reload_params(&p);
     const bool is_swiglu = q.output == Output::swiglu;
-    const int slot = lane_id() % kStripColumns, rows = q.linear[unit.linear].rows;
-    float* const to = global(q.to[unit.linear]) + int64_t(at.first) * rows;
-    int row[kChains];
-    bool stored[kChains];
+    const OutputRange to = OutputRange::of(q, unit.linear, at.first, at.count);
+    const float* const factors = q.input == Input::rms ? global(q.packed.rms_factors) + at.first : nullptr;
+    const int first_row = lane_id() / 16 * 4;  // of a strip's sums, also behind the batch
+    uint32_t from_lane[kChains];
 #pragma unroll
     for (int c = 0; c < kChains; ++c) {
-      const int of_wave = slot + (is_swiglu ? 0 : c * kStripColumns), of_unit = wave_id() * q.wave_rows + of_wave;
-      row[c] = unit.first + of_unit;
-      stored[c] = of_wave < q.wave_rows && of_unit < q.unit_rows && row[c] < rows;
+      const int of_wave = lane_id() % kStripColumns + (is_swiglu ? 0 : c * kStripColumns);
+      const int of_unit = wave_id() * q.wave_rows + of_wave, row = unit.first + of_unit;
+      const bool inside = of_wave < q.wave_rows && of_unit < q.unit_rows && row < q.linear[unit.linear].rows;
+      from_lane[c] = to.offset(first_row, row, inside && !(is_swiglu && c > 0));
       const DeviceVector bias = q.linear[is_swiglu ? c : unit.linear].bias;
-      const float add = arrived(bias.data && stored[c] ? value_of(bias, row[c]) : 0.0f);
-      const float* const factors = q.input == Input::rms ? global(q.packed.rms_factors) + at.first : nullptr;
+      const float add = as_float(opaque(as_bits(bias.data && inside ? value_of(bias, row) : 0.0f)));
 #pragma unroll
-      for (int s = 0; s < kStrips; ++s)
+      for (int s = 0; s < kStrips; ++s) {
+        float factor[4] = {1, 1, 1, 1};
+        if (factors)
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const float factor = factors ? factors[s * 16 + lane_id() / 16 * 4 + r] : 1.0f;
-          sum_of(c, s, r) = sum_of(c, s, r) * factor + add;
-        }
+          for (int r = 0; r < 4; ++r) factor[r] = factors[s * 16 + lane_row() + r];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) sum_of(c, s, r) = sum_of(c, s, r) * factor[r] + add;
+      }
     }
-    const auto each_output = [&](int chains, auto&& f) {
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-        if (c < chains && stored[c])
-#pragma unroll
-          for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-              const int b = s * 16 + lane_id() / 16 * 4 + r;
-              if (b < at.count) f(sum_of(c, s, r), to[int64_t(b) * rows + row[c]], at.first + b, c, s, r);
-            }
-    };
-    if (q.output == Output::add) {
-      each_output(kChains, [](float& y, float& residual, auto...) { y += residual; });
-#pragma unroll
-      for (int c = 0; c < kChains; ++c)
-#pragma unroll
-        for (int s = 0; s < kStrips; ++s)
-#pragma unroll
-          for (int r = 0; r < 4; ++r) sum_of(c, s, r) = arrived(sum_of(c, s, r));
-    }
-    const CapAndMask rule = CapAndMask::of(q, unit.linear);
-    if (is_swiglu)
-      each_output(
-          1, [&](float y, float& output, int, int, int s, int r) { output = swiglu(y, sum_of(kChains - 1, s, r)); });
-    else if (q.output == Output::store && (rule.cap != 0 || rule.keep))
-      each_output(kChains, [&](float y, float& output, int b, auto...) { output = rule.apply(b, y); });
-    else
-      each_output(kChains, [](float y, float& output, auto...) { output = y; });
+    float y[kSums];
+    each_sum([&](int c, int s, int r, int n) {
+      y[n] = is_swiglu && c == 0 ? swiglu(sum_of(c, s, r), sum_of(kChains - 1, s, r)) : sum_of(c, s, r);
+    });
+    const auto row_of = [](int n) { return n / 4 % kStrips * 16 + n % 4; };  // of the lane's rows of x
+    engine::store_outputs(
+        q, unit.linear, to, y, [&](int n) { return from_lane[n / (4 * kStrips)] + uint32_t(row_of(n)) * to.row_bytes; },
+        [&](int n) { return at.first + first_row + row_of(n); });
   }
-  XLSTM_DEVICE static float arrived(float x) { return as_float(opaque(as_bits(x))); }
 };
 
 // Blocks: 8 neighbours, which are of the eight XCDs, have one unit each, or with shards several a part of its features;

@@ -17,12 +17,8 @@ void launch_rows(const char* name, const GemmCdnaPlan& plan, const GemmParams& a
   GemmParams p = all_params;
   p.unit_rows = plan.rows, p.wave_rows = plan.wave_rows;
   p.shard_bits = plan.shards / 2;
-  p.units_of_all = 0;
-  for (int j = 0; j < kMaxLinears; ++j) {
-    const bool has_units = j < (p.output == Output::swiglu ? 1 : p.linear_count) && p.linear[j].rows > 0;
-    p.first_unit[j] = has_units ? p.units_of_all : kNoUnit;
-    if (has_units) p.units_of_all += int(ceil_div(p.linear[j].rows, plan.rows));
-  }
+  const int linears = p.output == Output::swiglu ? 1 : p.linear_count;
+  p.units_of_all = number_units(linears, plan.rows, [&](int j) { return p.linear[j].rows; }, p.first_unit);
   if (plan.chains == 1) return launch(name, gemm_cdna_kernel<Weights, kBatch, 1>, grid, stream, p);
   launch(name, gemm_cdna_kernel<Weights, kBatch, 2>, grid, stream, p);
 }
@@ -32,6 +28,8 @@ void launch_rows(const char* name, const GemmCdnaPlan& plan, const GemmParams& a
 template <class Weights>
 void launch_gemm_cdna(const char* name, const GemmCdnaPlan& plan, const GemmParams& p, Stream stream) {
   if constexpr (!kHasHopperKernels) {
+    if constexpr (Weights::kIntegers)
+      if (plan.batch == 8) return launch_rows<Weights, 8>(name, plan, p, stream);
     if (plan.batch == 16) return launch_rows<Weights, 16>(name, plan, p, stream);
     if (plan.batch == 32) return launch_rows<Weights, 32>(name, plan, p, stream);
     launch_rows<Weights, 64>(name, plan, p, stream);

@@ -49,7 +49,7 @@ GemmCdnaPlan plan_gemm_cdna(const GemmShape& p, const Chip& chip) {
   GemmCdnaPlan plan{};
   if (chip.family != Family::cdna || gemm_mma_takes(p, chip)) return plan;
   for (const int batch : kCdnaGemmBatch)
-    if (plan.batch < p.batch) plan.batch = batch;
+    if (plan.batch < p.batch && (batch >= 16 || p.integers)) plan.batch = batch;
   const int linears = p.swiglu ? 2 : 1;
   const auto units = [&](int rows) { return units_of(p, rows * linears); };
   int64_t least = 0;
@@ -91,7 +91,7 @@ CdnaGemmBytes gemm_cdna_bytes(const GemmShape& p, const GemmCdnaPlan& plan) {
   bytes.rms_factors = passes * plan.batch * 4;
   if (plan.shards > 1) {
     bytes.arrivals = plan.blocks / plan.shards * plan.waves;
-    bytes.partials = bytes.arrivals * plan.shards * plan.chains * kStripColumns * plan.batch * 4;
+    bytes.partials = bytes.arrivals * plan.shards * plan.chains * kStripColumns * std::max(plan.batch, 16) * 4;
   }
   return bytes;
 }

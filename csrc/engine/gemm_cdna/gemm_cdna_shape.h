@@ -7,8 +7,8 @@
 
 namespace xlstm::gpu::engine {
 
-constexpr int kCdnaGemmBatch[] = {16, 32, 64};  // the rows of x that kernels are made for
-constexpr int kCdnaGemmChains[] = {1, 2};       // strips of 16 rows of weights that a wave has
+constexpr int kCdnaGemmBatch[] = {8, 16, 32, 64};  // the rows of x that kernels are made for; 8 for integers alone
+constexpr int kCdnaGemmChains[] = {1, 2};          // strips of 16 rows of weights that a wave has
 constexpr int kLeastCdnaGemmWaves = 4, kMostCdnaGemmWaves = 8;
 constexpr int kCdnaGemmLoaders = 64 * kLeastCdnaGemmWaves;  // threads that copy x
 constexpr int kCdnaGemmShards[] = {1, 2, 4};                // blocks that share a unit's features
@@ -22,8 +22,8 @@ constexpr int lines_of(int bits, int columns) {
 }
 // Lines that a wave has on their way.
 constexpr int lines_ahead(int bits, int batch) { return bits == 16 && batch < 64 ? 4 : 2; }
-// The steps of x that a buffer of LDS holds: as many bytes for every batch.
-constexpr int buffer_steps(int batch) { return 64 / batch; }
+// The steps of x that a buffer of LDS holds: as many bytes for every batch, of 8 rows half.
+constexpr int buffer_steps(int batch) { return batch < 16 ? 4 : 64 / batch; }
 // The steps of the loop's body: all of its lines and buffers.
 constexpr int body_steps(int bits, int batch) {
   const int of_lines = lines_ahead(bits, batch) * line_steps(bits), of_buffers = 2 * buffer_steps(batch);
@@ -33,9 +33,11 @@ constexpr int body_steps(int bits, int batch) {
 // ---- x of a step: for weights that become bfloat16 each x is the sum of two of these; integers meet it as digits
 //
 // By unit of features, strip of 16 rows, part and lane, which is a row's and has 16 bytes of it; beside digits by
-// strip, digit and lane. Behind them, for quantised weights, each row's scale and sum.
+// strip, digit and lane. Behind them, for quantised weights, each row's scale and sum. Of 8 rows a strip has half the
+// lanes: the others read them again, for the rows of the matrix instruction that no output has.
 
 constexpr bool has_digits(int bits, bool integers) { return bits < 16 && integers; }
+constexpr int strip_rows(int batch) { return batch < 16 ? batch : 16; }
 constexpr int x_parts(bool digits) { return digits ? kXDigits : 2; }
 constexpr int x_operand_bytes(bool digits, int batch) {
   return batch * kStepFeatures * (digits ? x_parts(true) : 2 * x_parts(false));
@@ -45,9 +47,9 @@ constexpr int x_step_bytes(bool digits, bool groups, int batch) {
 }
 // Where a row's 8 features are that `at` names (vec8_coord()): 16 bytes of bfloat16, or 8 digits.
 constexpr int x_offset(bool digits, int batch, Vec8Coord at, int row, int part) {
-  const int lane = at.vec16 * 16 + row % 16;
-  if (digits) return ((row / 16 * x_parts(true) + part) * 64 + lane) * 16 + at.unit * 8;
-  return (((at.unit * (batch / 16) + row / 16) * x_parts(false) + part) * 64 + lane) * 16;
+  const int rows = strip_rows(batch), strip = row / rows, lane = at.vec16 * rows + row % rows, lanes = 4 * rows;
+  if (digits) return ((strip * x_parts(true) + part) * lanes + lane) * 16 + at.unit * 8;
+  return (((at.unit * (batch / rows) + strip) * x_parts(false) + part) * lanes + lane) * 16;
 }
 
 // The steps that x is packed for: the last line's are zeros behind the columns, and so is what the loop loads ahead.

@@ -18,6 +18,7 @@
 
 #include "engine/gemm_mma/gemm_batch_inputs.h"
 #include "engine/gpu/add_shards.h"
+#include "engine/gpu/output_range.h"
 
 namespace xlstm::gpu::engine {
 
@@ -32,7 +33,7 @@ struct GemmBatch {
   static constexpr int kUnits = Shape::kUnits, kStrips = Shape::kStrips, kChains = Shape::kChains;
   static constexpr int kRegisters = Shape::kRegisters, kStored = kRegisters / 2;  // of a strip, by each half of a wave
   static constexpr int kTotals = kChains * kStrips * kRegisters;
-  static_assert(kBatchUnroll % kDepth == 0 && kBatchUnroll % kSets == 0);
+  static_assert(kBatchUnroll % kDepth == 0 && kBatchUnroll % kSets == 0 && kBatchShards <= kMostShards);
 
   // A step of weights and x in a lane's registers.
   struct Stage {
@@ -167,44 +168,41 @@ struct GemmBatch {
         }
     // Of the strip's rows of the batch: the first that this lane stores.
     const int row_of_batch = lane_id() / 16 % 2 * kRegisters + (second ? kStored : 0);
-    float factor[kStrips][kStored], residual[kChains][kStrips][kStored];
+    const OutputRange to = OutputRange::of(q, unit.linear, 0, q.batch);
+    float factor[kStrips][kStored], y[kChains * kStrips * kStored];
+    uint32_t from_lane[kChains];
 #pragma unroll
     for (int s = 0; s < kStrips; ++s)
 #pragma unroll
       for (int r = 0; r < kStored; ++r) factor[s][r] = inputs.factor(s * Shape::kSplit + row_of_batch + r);
-    const auto each_output = [&](auto&& f) {
 #pragma unroll
-      for (int c = 0; c < kChains; ++c) {
-        if (is_swiglu && c >= kChains / 2) break;
-        const int in_wave = c * kStripColumns + slot, in_unit = Shape::row_in_unit(q, in_wave);
-        const int row = unit.first + in_unit;
-        if (in_wave >= q.wave_rows || Shape::first_row(q) + in_wave >= q.unit_rows || row >= q.linear[unit.linear].rows)
-          continue;
+    for (int c = 0; c < kChains; ++c) {
+      const int in_wave = c % (is_swiglu ? kChains / 2 : kChains) * kStripColumns + slot;
+      const int row = unit.first + Shape::row_in_unit(q, in_wave);
+      const bool inside =
+          in_wave < q.wave_rows && Shape::first_row(q) + in_wave < q.unit_rows && row < q.linear[unit.linear].rows;
+      const bool is_up = is_swiglu && c >= kChains / 2;
+      from_lane[c] = to.offset(row_of_batch, row, inside && !is_up);
+      const DeviceVector bias = q.linear[is_up ? 1 : unit.linear].bias;
+      const float add = as_float(opaque(as_bits(bias.data && inside ? value_of(bias, row) : 0.0f)));
 #pragma unroll
-        for (int s = 0; s < kStrips; ++s)
+      for (int s = 0; s < kStrips; ++s)
 #pragma unroll
-          for (int r = 0; r < kStored; ++r) {
-            const int b = s * Shape::kSplit + row_of_batch + r;
-            if (b < q.batch) f(c, s, r, row, b);
-          }
-      }
-    };
-    if (q.output == Output::add)  // all loads in flight at once
-      each_output([&](int c, int s, int r, int row, int b) {
-        residual[c][s][r] = q.to[unit.linear][int64_t(b) * q.linear[unit.linear].rows + row];
-      });
-    each_output([&](int c, int s, int r, int row, int b) {
-      const auto linear_output = [&](int linear, int chain) {
-        const DeviceLinear& w = q.linear[linear];
-        const float y = sum[chain][s][r] * factor[s][r];
-        return w.bias.data ? y + value_of(w.bias, row) : y;
-      };
-      const float y = linear_output(unit.linear, c);
-      if (q.output == Output::add)
-        q.to[unit.linear][int64_t(b) * q.linear[unit.linear].rows + row] = residual[c][s][r] + y;
-      else
-        store_output(q, q.output, unit.linear, row, b, is_swiglu ? swiglu(y, linear_output(1, c + kChains / 2)) : y);
-    });
+        for (int r = 0; r < kStored; ++r) sum[c][s][r] = sum[c][s][r] * factor[s][r] + add;
+    }
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+        for (int r = 0; r < kStored; ++r)
+          y[(c * kStrips + s) * kStored + r] =
+              is_swiglu && c < kChains / 2 ? swiglu(sum[c][s][r], sum[c + kChains / 2][s][r]) : sum[c][s][r];
+    const auto row_of = [](int n) { return n / kStored % kStrips * Shape::kSplit + n % kStored; };
+    engine::store_outputs(
+        q, unit.linear, to, y,
+        [&](int n) { return from_lane[n / (kStrips * kStored)] + uint32_t(row_of(n)) * to.row_bytes; },
+        [&](int n) { return row_of_batch + row_of(n); });
   }
 };
 

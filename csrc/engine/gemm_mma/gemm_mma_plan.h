@@ -24,6 +24,19 @@ struct GemmShape {
   bool all_linears = true;
 };
 
+// Numbers the units of so many linears, each of unit_rows rows: the first of each linear, kNoUnit where it has no rows.
+// Returns how many there are.
+template <class RowsOf>
+int number_units(int linears, int unit_rows, RowsOf&& rows_of, int (&first)[kMaxLinears]) {
+  int units = 0;
+  for (int j = 0; j < kMaxLinears; ++j) {
+    const int64_t rows = j < linears ? int64_t(rows_of(j)) : 0;
+    first[j] = rows > 0 ? units : kNoUnit;
+    units += int((rows + unit_rows - 1) / unit_rows);
+  }
+  return units;
+}
+
 struct GemmMmaPlan {
   bool packed;      // x is packed first, for gemm_stream_k_kernel
   int batch, rows;  // of the batch, and of weights in a unit of work: for gemm_batch_kernel's SwiGLU of each linear

@@ -8,7 +8,7 @@
 //
 // What it gains over gemm_mma, whose units are 16 or 32 rows (predicted, a block of xLSTM-7B on an MI300X, its four
 // products): all compute units have equally many rows, integers are multiplied as bytes, x is loaded by whole lines.
-// bfloat16 153 to 130 us, int8 117 to 89, int4 109 to 74.
+// bfloat16 153 to 127 us, int8 117 to 86, int4 109 to 71.
 //
 // Timeline of a block: the first steps of weights are loaded, then x, which goes to LDS as digits or as two bfloat16.
 //

@@ -30,8 +30,9 @@ CdnaUnits cdna_units_for(const GemmShape& p, int64_t groups, int depth) {
     if (least && steps >= least) continue;
     int rows = most;
     while (rows > 1 && cdna_units_with(p, rows - 1) <= rounds * groups) --rows;
-    best = {rows, bits, rounds}, least = steps;
+    best = {rows, bits, rounds, {}}, least = steps;
   }
+  number_units(p.swiglu ? 1 : p.linear_count, best.rows, [&](int j) { return p.rows[j]; }, best.first);
   return best;
 }
 

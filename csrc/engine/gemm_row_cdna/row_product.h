@@ -79,7 +79,7 @@ struct CdnaProduct {
       const GemmParams& p = *reload_params(&kernel_arg);
       const CdnaUnits& units = p.*kUnits;
       Source source;
-      source.unit = rows_of_unit(p, Weights::kGroups, index, units.rows);
+      source.unit = rows_of(units, index);
       source.linears = UnitLinears::of(p, source.unit);
       source.slice_bits = uniform(units.slice_bits);
       const int steps = p.columns / kStepFeatures;
@@ -87,6 +87,16 @@ struct CdnaProduct {
 #pragma unroll
       for (int c = 0; c < kChains; ++c) source.find_lane(p, units, steps, c);
       return source;
+    }
+    // Past the last unit, rows past the last row.
+    XLSTM_DEVICE static UnitRows rows_of(const CdnaUnits& units, int index) {
+      int linear = 0, first = 0;
+#pragma unroll
+      for (int j = 0; j < kMaxLinears; ++j) {
+        const bool is_behind = index >= units.first[j];
+        linear = is_behind ? j : linear, first = is_behind ? units.first[j] : first;
+      }
+      return {uniform(linear), uniform((index - first) * units.rows)};
     }
     XLSTM_DEVICE void find_lane(const GemmParams& p, const CdnaUnits& units, int steps, int c) {
       const bool is_swiglu = p.output == Output::swiglu;
@@ -267,7 +277,8 @@ struct CdnaProduct {
   XLSTM_DEVICE void multiply_units(const Groups& range, Step (&first)[kDepth], Source& source, NextOf&& next_of) {
     for (int unit = range.begin; unit < range.end; unit += range.stride) {
       const bool more = unit + range.stride < range.end;
-      const Source next = next_of(more, unit);
+      Source next = source;
+      if (Between::kLoadsBehind || more) next = next_of(more, unit);
       const Format format = Format::of(p.linear[source.unit.linear]);
       const float residual = residual_of(source.unit);
 #pragma unroll

@@ -53,9 +53,10 @@ struct PackedX {
 
 constexpr int kNoUnit = 1 << 30;
 
-// A product's units in megakernel_cdna/: rows of each linear, in 2^slice_bits slices of features; units of each group.
+// A product's units in gemm_row_cdna/: rows of each linear, in 2^slice_bits slices of features; units of each group;
+// the first unit of each linear, kNoUnit where there is none.
 struct CdnaUnits {
-  int rows, slice_bits, rounds;
+  int rows, slice_bits, rounds, first[kMaxLinears];
 };
 
 struct GemmParams {

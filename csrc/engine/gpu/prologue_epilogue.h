@@ -131,7 +131,8 @@ struct CapAndMask {
             gate ? p.keep : nullptr};
   }
   // Of y, the output of a row of the batch.
-  XLSTM_DEVICE float apply(int b, float y) const { return keep && !keep[b] ? masked : soft_capped(y, cap); }
+  XLSTM_DEVICE float apply(int b, float y) const { return apply_to(!keep || keep[b], y); }
+  XLSTM_DEVICE float apply_to(bool kept, float y) const { return kept ? soft_capped(y, cap) : masked; }
 };
 XLSTM_DEVICE float cap_and_mask(const GemmParams& p, int linear, int b, float y) {
   return CapAndMask::of(p, linear).apply(b, y);

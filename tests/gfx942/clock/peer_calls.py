@@ -301,6 +301,10 @@ FORWARD_SHAPES: Sequence[tuple[tuple[int, ...], bool]] = (
     ((1, 16, 16, 16384, 128), True),
     ((1, 32, 8, 8192, 128), True),
     ((1, 16, 16, 8192, 64), True),
+    ((2, 16, 16, 4096, 64), False),
+    ((1, 32, 8, 8192, 64), True),
+    ((1, 16, 16, 8192, 256), True),
+    ((2, 16, 16, 4096, 256), False),
 )
 BACKWARD_SHAPES: Sequence[tuple[tuple[int, ...], bool]] = (
     ((8, 16, 16, 1024, 128), True),
@@ -309,6 +313,7 @@ BACKWARD_SHAPES: Sequence[tuple[tuple[int, ...], bool]] = (
     ((1, 16, 16, 16384, 128), True),
     ((1, 32, 8, 8192, 128), True),
     ((1, 16, 16, 8192, 64), True),
+    ((1, 16, 16, 8192, 256), True),
 )
 
 

@@ -168,7 +168,7 @@ def tokens(rows: Sequence[TokenRow]) -> str:
     lines = []
     for row in rows:
         time, floor = row.side.microseconds / 1e3, row.moved / roofline.MEMORY * 1e3
-        shares = [f"`{k.kernel}` {k.microseconds / row.side.microseconds:.0%}" for k in row.side.kernels[:3]]
+        shares = [f"`{k.kernel}` {max(k.microseconds, 0) / row.side.microseconds:.0%}" for k in row.side.kernels[:3]]
         launches = sum(k.launches for k in row.side.kernels)
         numbers = (str(launches), f"{time:.2f}", f"{floor:.2f}", f"{floor / time:.0%}", f"{row.batch / time * 1e3:.0f}")
         lines.append((short(row), *numbers, ", ".join(shares)))

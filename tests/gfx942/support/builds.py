@@ -40,12 +40,14 @@ def dtype_of(row: Any) -> Any:
 
 def is_complete() -> bool:
     """Whether the package of this chip has all kernels."""
-    return CHIP != gfx950.CHIP or gfx950.ALL_ELEMENTS
+    return gfx950.ALL_ELEMENTS if CHIP == gfx950.CHIP else CHIP not in code_objects.bfloat16_archs()
 
 
 def has_code(dtype: Any) -> bool:
     """Whether it has those of a dtype."""
-    return is_complete() or str(dtype) == "torch.bfloat16"
+    if is_complete() or str(dtype) == "torch.bfloat16":
+        return True
+    return CHIP != gfx950.CHIP and str(dtype) not in ("torch.float16", "torch.float32")
 
 
 @contextlib.contextmanager

@@ -354,10 +354,11 @@ class Counters:
     instructions: tuple[Instruction, ...]
 
 
-def counters() -> list[Counters]:
-    """Of the kernels that were launched since the last reset."""
+def counters(part: str = "", instructions: bool = True) -> list[Counters]:
+    """Of the kernels that were launched since the last reset and have that part in their names. Without instructions,
+    which are many and take long, each has none."""
     found = []
-    for x in described("gfx942_counters_json"):
+    for x in described("gfx942_counters_json", part.encode(), int(instructions)):
         shapes = tuple(
             Shape(tuple(s["grid"]), tuple(s["block"]), s["dynamic_lds"], s["launches"]) for s in x.pop("shapes")
         )

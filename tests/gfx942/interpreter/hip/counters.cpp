@@ -28,7 +28,22 @@ void describe(Json& json, const Code& code) {
   json.close(']');
 }
 
-void count(Json& json, const Code& code, const Record& record) {
+void count_instructions(Json& json, const Code& code, const Tally& t) {
+  for (const Instruction& i : code.instructions) {
+    const auto of = [&](const std::vector<uint64_t>& counter) {
+      return i.index < counter.size() ? counter[i.index] : 0;
+    };
+    json.open('{').member("offset", i.address - code.base).member("mnemonic", std::string_view(i.mnemonic));
+    json.member("text", std::string_view(i.text)).member("unit", std::string_view(kUnitNames[int(i.operation->unit)]));
+    json.member("cycles", uint64_t(i.operation->cycles))
+        .member("executed", of(t.executed))
+        .member("lanes", of(t.lanes));
+    json.member("lds_cycles", of(t.cycles)).member("lds_ideal_cycles", of(t.ideal));
+    json.member("bytes", of(t.bytes)).member("lines", of(t.lines)).close('}');
+  }
+}
+
+void count(Json& json, const Code& code, const Record& record, bool with_instructions) {
   const Tally& t = record.tally;
   json.member("launches", t.launches).member("workgroups", t.workgroups).member("waves", t.waves);
   json.key("shapes").open('[');
@@ -42,18 +57,7 @@ void count(Json& json, const Code& code, const Record& record) {
         .member("launches", times)
         .close('}');
   json.close(']').key("instructions").open('[');
-  for (const Instruction& i : code.instructions) {
-    const auto of = [&](const std::vector<uint64_t>& counter) {
-      return i.index < counter.size() ? counter[i.index] : 0;
-    };
-    json.open('{').member("offset", i.address - code.base).member("mnemonic", std::string_view(i.mnemonic));
-    json.member("text", std::string_view(i.text)).member("unit", std::string_view(kUnitNames[int(i.operation->unit)]));
-    json.member("cycles", uint64_t(i.operation->cycles))
-        .member("executed", of(t.executed))
-        .member("lanes", of(t.lanes));
-    json.member("lds_cycles", of(t.cycles)).member("lds_ideal_cycles", of(t.ideal));
-    json.member("bytes", of(t.bytes)).member("lines", of(t.lines)).close('}');
-  }
+  if (with_instructions) count_instructions(json, code, t);
   json.close(']');
 }
 
@@ -116,15 +120,17 @@ const char* gfx942_recordings_json() {
   });
 }
 
-const char* gfx942_counters_json() {
+const char* gfx942_counters_json(const char* part, int with_instructions) {
   static std::string buffer;
-  return kept(buffer, [] {
+  return kept(buffer, [&] {
+    const std::string searched = &given(part, "the name's part");
     Json json;
     json.open('[');
     for (const auto& [function, record] : runtime().records) {
+      if (function->code().name.find(searched) == std::string::npos) continue;
       json.open('{');
       describe(json, function->code());
-      count(json, function->code(), record);
+      count(json, function->code(), record, with_instructions != 0);
       json.close('}');
     }
     json.close(']');

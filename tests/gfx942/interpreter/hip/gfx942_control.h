@@ -36,8 +36,9 @@ void gfx942_register_memory(const void* begin, size_t bytes);
 void gfx942_unregister_memory(const void* begin);
 
 // ---- what happened. JSON is a list with an object per kernel.
-const char* gfx942_last_fault(void);     // the text of this thread's last failed call
-const char* gfx942_counters_json(void);  // of kernels that were launched, instruction by instruction
+const char* gfx942_last_fault(void);  // the text of this thread's last failed call
+// Of kernels that were launched and have `part` in their names, if asked for instruction by instruction.
+const char* gfx942_counters_json(const char* part, int with_instructions);
 void gfx942_reset_counters(void);
 
 // ---- what there is
