@@ -13,7 +13,8 @@ Schedule asked_schedule() {
   if (schedule == "" || schedule == "auto") return Schedule::automatic;
   if (schedule == "common") return Schedule::common;
   if (schedule == "persistent") return Schedule::persistent;
-  throw std::runtime_error("XLSTM_HIP_GPU_SCHEDULE: expected auto, common or persistent, got " + schedule);
+  if (schedule == "launches") return Schedule::launches;
+  throw std::runtime_error("XLSTM_HIP_GPU_SCHEDULE: expected auto, common, persistent or launches, got " + schedule);
 }
 
 }  // namespace xlstm::gpu

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token of each row through a whole xLSTM model on a GPU. A block of the model takes six parts, each of them one
 // launch, but for the mLSTM's recurrent step, which takes two launches when it updates its state in place; on CDNA the
-// step and the norm of heads are one launch (engine/gpu/heads_step.h). For one row on Hopper the megakernel runs the
-// step in one launch (engine/megakernel/megakernel.h), and on CDNA where it is asked for (engine/megakernel_cdna). A
-// CUDA or HIP graph can capture any form.
+// step and the norm of heads are one launch (engine/gpu/heads_step.h). For up to eight rows on Hopper a megakernel runs
+// the step in one launch (engine/megakernel/), and for one row on CDNA where it is asked for (engine/megakernel_cdna).
+// A CUDA or HIP graph can capture any form.
 #include <algorithm>
 #include <vector>
 
@@ -37,8 +37,8 @@ bool may_persist(const xlstm_decode& p, const Chip& chip) {
 }
 
 int64_t mailbox_floats(const xlstm_decode& p, const Chip& chip) {
-  if (!may_persist(p, chip) && (!chip.hopper || p.batch != 1)) return 0;
-  return mailboxes_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn).floats(p.blocks);
+  if (!may_persist(p, chip) && (!chip.hopper || p.batch > kMegakernelRows)) return 0;
+  return mailboxes_of(p.batch, p.dim, p.heads, p.dqk, p.dhv, p.ffn).floats(p.blocks);
 }
 
 // The most tiles of one of gemm_stream_k's products, which may be one more for each linear.
@@ -465,7 +465,7 @@ bool suits_megakernel(const GemmParams& p, Kernel kernel, Input input) {
 // Returns false if the megakernel does not take this model.
 [[maybe_unused]] bool run_megakernel(const xlstm_decode& p, const EmbedParams& table, const Memory& at,
                                      const Chip& chip, Stream stream) {
-  if (!chip.hopper || p.batch != 1 || !p.head.data) return false;
+  if (!chip.hopper || p.batch > kMegakernelRows || !p.head.data || asked_schedule() == Schedule::launches) return false;
   std::vector<BlockGemms> products;
   for (int64_t n = 0; n < p.blocks; ++n) products.push_back(gemms_of(p, p.block[n], at));
   const BlockGemms& first = products[0];
@@ -581,7 +581,7 @@ bool run_megakernel_cdna(const xlstm_decode& p, const EmbedParams& table, const 
                             gates},
                            chip);
   if (!plan.blocks) return false;
-  const Mailboxes layout = mailboxes_of(p.dim, p.heads, p.dqk, p.dhv, p.ffn);
+  const Mailboxes layout = mailboxes_of(1, p.dim, p.heads, p.dqk, p.dhv, p.ffn);
   EmbedParams embed = table;
   embed.x = at.mailboxes, embed.mailboxes = at.mailboxes + layout.x;
   embed.mailbox_floats = layout.floats(p.blocks) - layout.x;

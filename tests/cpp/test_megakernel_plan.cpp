@@ -44,7 +44,7 @@ void test_plan() {
               "gates are turn %d: not the second of a block that has one less than others", round_item);
       }
       const MegakernelSmem& r = p.smem;
-      const int steps = 10944 / kStepFeatures, slots = kMegakernelWarps * megakernel_slots(bits);
+      const int steps = 10944 / kStepFeatures, slots = kMegakernelWarps * megakernel_slots(bits, 1);
       CHECK(r.ring == 0 && r.x - r.ring == slots * megakernel_slot_bytes(bits), "%d bits: the ring", bits);
       CHECK(r.x_scales - r.x == steps * 256 && r.squares - r.x_scales == steps * 16, "%d bits: x's", bits);
       CHECK(r.factor - r.squares == steps * 4 && r.partial_sums > r.factor, "%d bits: squares", bits);
@@ -59,9 +59,50 @@ void test_plan() {
     }
 }
 
+// Two to eight rows: buffers follow each other, rounds have all items, and a round's sums fit.
+void test_rows() {
+  for (const int bits : {4, 8, 16})
+    for (const int batch : {2, 8}) {
+      MegakernelShape shape = large(bits);
+      shape.batch = batch;
+      const Chip chip = known_chip("H200");
+      const MegakernelPlan p = plan_megakernel(shape, chip);
+      CHECK(p.rows == kMegakernelRows && p.cluster_bits == 3 && p.blocks == 120, "%d bits: %d blocks", bits, p.blocks);
+      const int clusters = p.blocks >> p.cluster_bits;
+      const MegakernelSmem& r = p.smem;
+      int table = 0;
+      for (int s = 0; s < kPhases; ++s) {
+        const PhasePlan& phase = p.phase[s];
+        const int items = (phase.items + clusters - 1) / clusters, owned = (items + 7) / 8;
+        CHECK(phase.table == table, "%d: items", s);
+        table += items;
+        const int rounds = (owned + phase.owned - 1) / phase.owned;
+        CHECK(phase.owned >= 1 && phase.owned == (owned + rounds - 1) / rounds, "%d: rounds alike", s);
+        CHECK(phase.owned * phase.parts() * kItemRows * kMegakernelRows * 4 <= r.residual - r.partial_sums,
+              "%d bits, %d: sums of %d items", bits, s, phase.owned);
+      }
+      const PhasePlan& first = p.phase[int(Phase::projections)];
+      CHECK(first.first_item == 512, "gates come first, not after item %d", first.first_item);
+      const int steps = 22, slots = kMegakernelWarps * megakernel_slots(bits, kMegakernelRows);
+      CHECK(r.x - r.ring == slots * megakernel_slot_bytes(bits), "%d bits: the ring", bits);
+      CHECK(r.x_scales - r.x == steps * kStepFeatures * kMegakernelRows * (bits == 16 ? 4 : 3), "%d bits: x", bits);
+      CHECK(r.squares - r.x_scales == (bits == 16 ? 0 : steps * kMegakernelRows * 8), "%d bits: scales of x", bits);
+      CHECK(r.factor - r.squares == steps * kMegakernelRows * 4, "%d bits: squares", bits);
+      CHECK(r.partial_sums - r.factor >= 8 * kMegakernelRows * 4, "%d bits: squares of all parts", bits);
+      CHECK(r.residual - r.partial_sums >= kStepSumBytes, "%d bits: sums of tiles", bits);
+      CHECK(r.items - r.residual == 3 * kItemRows * kMegakernelRows * 4, "%d bits: the rows that are added to", bits);
+      CHECK(r.parts - r.items == table * 16 && r.received - r.token == 2 * (2 * 256 + kStepColumns) * 4 &&
+                r.token - r.step == 2 * kStepBytes && r.bytes - r.received >= 8,
+            "%d bits: tables", bits);
+      for (const int at : {r.x, r.x_scales, r.partial_sums, r.items, r.parts, r.step, r.token, r.received})
+        CHECK(at % 16 == 0, "a buffer at %d", at);
+      CHECK(r.bytes <= chip.lds_bytes, "%d bits: %d bytes", bits, r.bytes);
+    }
+}
+
 // Every mailbox is separate and aligned to a line of memory, and a phase reads from the mailboxes that another writes.
-void test_passed() {
-  const Mailboxes p = mailboxes_of(4096, 8, 256, 512, 10944);
+void test_passed(int batch) {
+  const Mailboxes p = mailboxes_of(batch, 4096, 8, 256, 512, 10944);
   struct Mailbox {
     int at, floats;
   };
@@ -81,13 +122,13 @@ void test_passed() {
   int end = 0;
   for (const Mailbox& mailbox : mailboxes) {
     CHECK(mailbox.at >= end && mailbox.at % 32 == 0, "a mailbox at %d, the previous one ends at %d", mailbox.at, end);
-    end = mailbox.at + mailbox.floats;
+    end = mailbox.at + batch * mailbox.floats;
   }
-  CHECK(p.x == 4096 && p.block >= end && p.block % 32 == 0, "a block of %d floats", p.block);
+  CHECK(p.x == batch * 4096 && p.block >= end && p.block % 32 == 0, "a block of %d floats", p.block);
   CHECK(to(Phase::output, 0) == from(Phase::up) && to(Phase::up, 0) == from(Phase::down), "made and read elsewhere");
   CHECK(to(Phase::down, 0) == p.block && from(first) == 0, "the next block's x");
   CHECK(from(Phase::gate) == 0 && from(Phase::head) == 0, "x of the gate of h and of the head");
-  CHECK(p.floats(32) == 32 * int64_t(p.block) + 4096, "all of them");
+  CHECK(p.floats(32) == 32 * int64_t(p.block) + batch * 4096, "all of them");
 }
 
 void refused(const char* why, void (*change)(MegakernelShape&)) {
@@ -97,7 +138,7 @@ void refused(const char* why, void (*change)(MegakernelShape&)) {
 }
 
 void test_refusals() {
-  refused("two rows", [](MegakernelShape& s) { s.batch = 2; });
+  refused("nine rows", [](MegakernelShape& s) { s.batch = 9; });
   refused("tensors that do not suit", [](MegakernelShape& s) { s.suits = false; });
   refused("more blocks than params hold", [](MegakernelShape& s) { s.blocks = kMaxMegakernelBlocks + 1; });
   refused("an incomplete step", [](MegakernelShape& s) { s.phase[4].columns = 10950; });
@@ -157,7 +198,8 @@ void test_banks() {
 
 int main() {
   test_plan();
-  test_passed();
+  for (const int batch : {1, 2, 7, 8}) test_passed(batch);
+  test_rows();
   test_refusals();
   test_items();
   test_banks();

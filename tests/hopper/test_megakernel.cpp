@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole step of one row in one launch (csrc/engine/megakernel/megakernel.h), token after token, beside the CPU's
-// kernels with the same weights: every format, dims that parts and slots do not fill, both gates, several blocks of the
-// grid.
+// A whole step of one row, and of up to eight, in one launch (csrc/engine/megakernel/), token after token, beside the
+// CPU's kernels with the same weights: every format, dims that parts and slots do not fill, both gates, several blocks
+// and clusters of the grid.
 //
 // What a tensor may be off by is of its numbers' size, at least 1. The CPU multiplies with floats. Here of x 16 bits
 // are seen beside bfloat16 and 22 beside bytes and nibbles, so logits and states may be off by some 2^-17 or 2^-22 of
@@ -29,12 +29,14 @@ struct Case {
   int dim, heads, dqk, dhv, ffn, vocab, blocks = 2;
   int group = 64;
   bool offsets = false, sigmoid = false, caps = true, quantised_gates = false;
+  int batch = 1;
 };
 
 std::string described(const Case& c) {
   return std::to_string(c.bits) + " bits, dim " + std::to_string(c.dim) + ", " + std::to_string(c.heads) +
          " heads of " + std::to_string(c.dqk) + "/" + std::to_string(c.dhv) + ", ffn " + std::to_string(c.ffn) + ", " +
-         std::to_string(c.units) + " multiprocessors" + (c.offsets ? ", offsets" : "") + (c.sigmoid ? ", sigmoid" : "");
+         std::to_string(c.units) + " multiprocessors" + (c.offsets ? ", offsets" : "") +
+         (c.sigmoid ? ", sigmoid" : "") + (c.batch > 1 ? ", batch " + std::to_string(c.batch) : "");
 }
 
 uint16_t brain(double x) { return uint16_t(__builtin_bit_cast(uint32_t, float(x)) >> 16); }
@@ -111,7 +113,7 @@ struct States {
       for (float& v : x) v = float(size * number());
       return x;
     };
-    const size_t heads = size_t(of.heads), keys = size_t(of.dqk), values = size_t(of.dhv);
+    const size_t heads = size_t(of.heads) * size_t(of.batch), keys = size_t(of.dqk), values = size_t(of.dhv);
     for (int b = 0; b < of.blocks; ++b) {
       c.push_back(drawn(heads * keys * values, 1)), n.push_back(drawn(heads * keys, 1)), m.push_back(drawn(heads, 1));
       if (of.sigmoid) m.back().assign(heads, 0);
@@ -126,7 +128,7 @@ xlstm_decode call_of(const Model& model, std::vector<xlstm_decode_block>& block,
   for (size_t b = 0; b < block.size(); ++b)
     block[b].c = states.c[b].data(), block[b].n = states.n[b].data(), block[b].m = states.m[b].data();
   xlstm_decode p{};
-  p.batch = 1, p.dim = c.dim, p.heads = c.heads, p.dqk = c.dqk, p.dhv = c.dhv, p.ffn = c.ffn, p.vocab = c.vocab;
+  p.batch = c.batch, p.dim = c.dim, p.heads = c.heads, p.dqk = c.dqk, p.dhv = c.dhv, p.ffn = c.ffn, p.vocab = c.vocab;
   p.blocks = c.blocks, p.tokens = token, p.block = block.data(), p.out = out;
   p.embedding = {model.embedding, model.embedding_dtype};
   p.out_norm = model.out_norm, p.head = model.head;
@@ -137,6 +139,7 @@ xlstm_decode call_of(const Model& model, std::vector<xlstm_decode_block>& block,
   return p;
 }
 
+// tokens: of all rows, then those of the next step.
 struct Steps {
   std::vector<float> logits;
   States states;
@@ -144,7 +147,7 @@ struct Steps {
 Steps on_cpu(const Model& model, const States& begun, const std::vector<int64_t>& tokens) {
   Steps s{std::vector<float>(tokens.size() * size_t(model.c.vocab)), begun};
   std::vector<xlstm_decode_block> block;
-  for (size_t t = 0; t < tokens.size(); ++t) {
+  for (size_t t = 0; t < tokens.size(); t += size_t(model.c.batch)) {
     const xlstm_decode p = call_of(model, block, s.states, &tokens[t], s.logits.data() + t * size_t(model.c.vocab));
     std::vector<char> workspace(xlstm_decode_workspace(&p, 1));
     xlstm_runtime with{};
@@ -157,7 +160,7 @@ Steps on_gpu(const Model& model, const States& begun, const std::vector<int64_t>
   Steps s{std::vector<float>(tokens.size() * size_t(model.c.vocab)), begun};
   std::vector<xlstm_decode_block> block;
   const gpu::Chip chip{gpu::Family::nvidia, model.c.units, 227 << 10, true};
-  for (size_t t = 0; t < tokens.size(); ++t) {
+  for (size_t t = 0; t < tokens.size(); t += size_t(model.c.batch)) {
     const xlstm_decode p = call_of(model, block, s.states, &tokens[t], s.logits.data() + t * size_t(model.c.vocab));
     std::vector<char> workspace(gpu::engine::decode_workspace(p, chip) + 256, char(0xff));
     void* const from = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 255) & ~uintptr_t(255));
@@ -175,11 +178,18 @@ double off(const std::vector<float>& got, const std::vector<float>& want) {
   return std::sqrt(error / std::max(size, double(want.size())));
 }
 
+// The first rows' first tokens are 3 and the vocabulary's last.
+std::vector<int64_t> tokens_of(const Case& c, int steps) {
+  std::vector<int64_t> tokens;
+  for (int n = 0; n < steps * c.batch; ++n) tokens.push_back(n == 0 ? 3 : (c.vocab - n) % c.vocab);
+  return tokens;
+}
+
 void compare(const Case& c) {
   const Model model(c);
   Numbers number(11);
   const States begun(c, number);
-  const std::vector<int64_t> tokens = {3, c.vocab - 1};
+  const std::vector<int64_t> tokens = tokens_of(c, 2);
   const Steps want = on_cpu(model, begun, tokens), got = on_gpu(model, begun, tokens);
   const double may = c.bits == 16 ? 0x1p-15 : 0x1p-18;
   const auto check = [&](const char* name, const std::vector<float>& a, const std::vector<float>& b) {
@@ -204,13 +214,22 @@ const std::vector<Case> kCases = {
     {4, 2, 320, 1, 24, 320, 448, 80, 1, 64, true},
     {4, 3, 128, 2, 16, 128, 4672, 56, 1, 128, false, true},
 };
+// Clusters of two, four and eight blocks, of which several; batches that fill the rows and that do not; phases of fewer
+// parts than blocks; more tiles of C than groups of threads, and several rounds of items.
+const std::vector<Case> kRowCases = {
+    {16, 5, 192, 2, 16, 64, 576, 100, 2, 64, false, false, true, false, 3},
+    {8, 5, 256, 2, 32, 128, 576, 72, 2, 64, false, false, true, false, 8},
+    {8, 9, 128, 8, 8, 64, 1152, 40, 1, 64, true, false, false, true, 2},
+    {4, 9, 320, 1, 24, 320, 2112, 4200, 1, 64, true, false, true, false, 5},
+    {4, 5, 128, 2, 16, 128, 576, 56, 1, 128, false, true, true, false, 7},
+};
 
 // A bug is reported, or the step is wrong.
 void check_planted(const Case& c, emulator::Bug bug, const char* name) {
   const Model model(c);
   Numbers number(11);
   const States begun(c, number);
-  const std::vector<int64_t> tokens = {3};
+  const std::vector<int64_t> tokens = tokens_of(c, 1);
   const Steps want = on_gpu(model, begun, tokens);
   emulator::plant(bug);
   bool found = false;
@@ -245,14 +264,15 @@ void check_absent() {
 int main(int count, char** arguments) {
   const int seeds = count > 1 ? std::atoi(arguments[1]) : 1;
   for (int seed = 0; seed < seeds; ++seed)
-    for (const Case& c : kCases) {
-      emulator::set_seed(uint32_t(seed));
-      try {
-        compare(c);
-      } catch (const std::exception& fault) {
-        CHECK(false, "%s: %s", described(c).c_str(), fault.what());
+    for (const std::vector<Case>* cases : {&kCases, &kRowCases})
+      for (const Case& c : *cases) {
+        emulator::set_seed(uint32_t(seed));
+        try {
+          compare(c);
+        } catch (const std::exception& fault) {
+          CHECK(false, "%s: %s", described(c).c_str(), fault.what());
+        }
       }
-    }
   const Case& c = kCases[1];
   check_planted(c, emulator::Bug::cp_async_wait_all, "copies that are not waited for");
   check_planted(c, emulator::Bug::copies_late, "a slot that may be late");

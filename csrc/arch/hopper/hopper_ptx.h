@@ -41,6 +41,9 @@ XLSTM_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::
 XLSTM_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+// The same in two: what this thread did before it arrives is visible to threads that have waited.
+XLSTM_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+XLSTM_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // ---- words that the blocks of a grid share while they run (Grid::together, arch/launch.h): each word is stored and
 // loaded atomically, and the accesses order nothing else

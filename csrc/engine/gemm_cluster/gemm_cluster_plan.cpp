@@ -7,12 +7,9 @@
 
 namespace xlstm::gpu::engine {
 
-namespace {
-
-// The clusters that a chip runs at once, each block on a multiprocessor of its own. The blocks of a cluster run on one
-// GPC, which has 16 or 18 multiprocessors, less one or two on some: an H200 runs 15 clusters of 8 at once on its 132; a
-// 16th would run alone, after all the rest.
 int clusters_at_once(const Chip& chip, int parts) { return std::max(1, chip.compute_units * 15 / 16 / parts); }
+
+namespace {
 
 // The plan by the kernel for this many rows of the batch; its batch is 0 if shared memory is too small.
 ClusterPlan plan_for(const GemmShape& p, int batch, const Chip& chip) {

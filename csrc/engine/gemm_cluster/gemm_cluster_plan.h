@@ -76,6 +76,10 @@ struct ClusterPlan {
   constexpr int parts() const { return 1 << part_bits; }
 };
 
+// The clusters that a chip runs at once, each block on a multiprocessor of its own. The blocks of a cluster run on one
+// GPC, which has 16 or 18 multiprocessors, less one or two on some: an H200 runs 15 clusters of 8 at once on its 132; a
+// 16th would run alone, after all the rest.
+int clusters_at_once(const Chip&, int parts);
 // Whether copies of 16 bytes can deliver any step of a row, its weights and its scales.
 bool suits_clusters(const GemmParams&);
 // suits: the result of suits_clusters.

@@ -134,8 +134,9 @@ XLSTM_DEVICE void step_tile(const HeadsStepParams& p, mlstm::HeadTile<float, kCo
   uint32_t before = 0;
   const int value = index * kColumns + int(threadIdx.x);
   if (threadIdx.x < kColumns && value < values)
-    store_device_scope(p.h + state * values + value,
-                       mlstm::TokenOutput<float>::sum_up(p.step, lds.sums, 0, blockDim.x / kWave, lds.one.m, l));
+    store_device_scope(
+        p.h + state * values + value,
+        mlstm::TokenOutput<float>::sum_up(p.step, lds.sums, 0, int(threadIdx.x), 0, blockDim.x / kWave, lds.one.m, l));
   static_assert(kColumns <= kWave);
   if (wave_id() == 0) wait_for_stores();
   // At an opaque address, since the compiler waits at once for an atomic at a uniform one. C is stored while the

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a plan to the launch of megakernel (engine/megakernel/megakernel.h).
+// From a plan to the launch of a megakernel (engine/megakernel/megakernel.h, megakernel_rows.h).
 #include <memory>
 
 #include "arch/launch.h"
 #include "engine/gpu/one_token.h"
 #include "engine/megakernel/megakernel.h"
 #include "engine/megakernel/megakernel_launch.h"
+#include "engine/megakernel/megakernel_rows.h"
 
 namespace xlstm::gpu::engine {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 mlstm::RecurrentParams step_of(const MegakernelCall& call) {
   const xlstm_decode& p = call.model;
   mlstm::RecurrentParams step = one_token_params(p, ceil_div(p.dhv, kStepColumns));
-  step.n_last = call.pending_state, step.m_last = call.pending_state + p.heads * p.dqk;
+  step.n_last = call.pending_state, step.m_last = call.pending_state + p.batch * p.heads * p.dqk;
   return step;
 }
 
@@ -31,6 +32,7 @@ void launch_megakernel(const MegakernelPlan& plan, const MegakernelCall& call, S
   for (int s = 0; s < kPhases; ++s) to.phase[s] = {plan.phase[s], phase_items(*of[s], Phase(s)), *of[s]};
   to.smem = plan.smem;
   to.blocks = int(call.model.blocks), to.heads = int(call.model.heads);
+  to.batch = int(call.model.batch), to.cluster_bits = plan.cluster_bits;
   to.step = step_of(call);
   to.layout = plan.mailboxes, to.mailboxes = call.mailboxes;
   for (int n = 0; n < to.blocks; ++n) {
@@ -47,7 +49,9 @@ void launch_megakernel(const MegakernelPlan& plan, const MegakernelCall& call, S
   to.block[to.blocks].norm = call.head.weight;
   Grid grid{plan.blocks, kMegakernelThreads, plan.smem.bytes};
   grid.cooperative = true;
-  launch("decode megakernel", megakernel<Weights>, grid, stream, to);
+  if (plan.rows == 1) return launch("decode megakernel", megakernel<Weights>, grid, stream, to);
+  grid.cluster = 1 << plan.cluster_bits;
+  launch("decode megakernel of several rows", megakernel_rows<Weights>, grid, stream, to);
 }
 
 template void launch_megakernel<ByteWeights>(const MegakernelPlan&, const MegakernelCall&, Stream);

@@ -77,47 +77,38 @@
 #pragma once
 
 #include "arch/hopper/hopper.h"
-#include "engine/gemm_cluster/gemm_cluster_sums.h"
 #include "engine/gpu/prologue_epilogue.h"
+#include "engine/megakernel/gated_head.h"
 #include "engine/megakernel/mailbox.h"
+#include "engine/megakernel/megakernel_mainloop.h"
 #include "engine/megakernel/megakernel_mlstm_step.h"
-#include "engine/megakernel/megakernel_weight_ring.h"
 
 namespace xlstm::gpu::engine {
 
 template <class Weights>
 struct Megakernel {
-  static constexpr int kBits = Weights::kBits;
-  using Sums = typename SumsOf<Weights, 1>::type;
-  using Ring = MegakernelRing<kBits>;
+  using Mainloop = MegakernelMainloop<Weights, 1>;
+  using Sums = typename Mainloop::Sums;
+  using Ring = typename Mainloop::Ring;
 
   const MegakernelParams& p;
   char* lds;
-  Ring ring;
-  int slot = 0;  // of the ring: the slot to be read next; the slot before it is refilled
+  Mainloop loop;
 
   XLSTM_DEVICE Megakernel(const MegakernelParams& params, char* memory)
-      : p(params), lds(memory), ring(params, memory) {}
+      : p(params), lds(memory), loop(params, memory) {}
 
-  // Fills in the tables of this block's share of all phases, and the token's x in the rows that the block adds to. A
-  // barrier must follow.
+  // Fills in the tables, and the token's x in the rows that the block adds to. A barrier must follow.
   XLSTM_DEVICE static void prepare(const MegakernelParams& p, char* lds) {
-    const auto items_of = [&](Phase phase) { return WarpPart(p.phase[int(phase)], 0).end; };
-    for (int s = 0; s < kPhases; ++s) {
-      const Phase phase = Phase(s);
-      const int block_items = items_of(phase), thread = int(threadIdx.x);
-      for (int n = thread; n < block_items; n += kMegakernelThreads)
-        Ring::item_of(p, lds, phase, n) = RowItem(p, phase, kBits, int(blockIdx.x) + n * int(gridDim.x));
-      if (thread < kMegakernelWarps) Ring::part_of(p, lds, phase, thread) = WarpPart(p.phase[s], thread);
-    }
-    const int added = items_of(Phase::output) * kItemRows, rows = p.phase[int(Phase::output)].gemm.linear[0].rows;
+    Mainloop::prepare(p, lds);
+    const int added = WarpPart(p, Phase::output, 0).end * kItemRows,
+              rows = p.phase[int(Phase::output)].gemm.linear[0].rows;
     for (int index = int(threadIdx.x); index < added; index += kMegakernelThreads) {
       const int row = (int(blockIdx.x) + index / kItemRows * int(gridDim.x)) * kItemRows + index % kItemRows;
       reinterpret_cast<float*>(lds + p.smem.residual)[index] = row < rows ? p.mailboxes[row] : 0.0f;
     }
   }
 
-  XLSTM_DEVICE ClusterX x() const { return {lds + p.smem.x, reinterpret_cast<float*>(lds + p.smem.x_scales)}; }
   XLSTM_DEVICE float* floats(int at) const { return reinterpret_cast<float*>(lds + at); }
 
   // ---- prologue: x
@@ -138,7 +129,7 @@ struct Megakernel {
       const float* addresses[kBurst];
 #pragma unroll
       for (int i = 0; i < kBurst; ++i) addresses[i] = x_at + feature(begin + i);
-      spin_until_vec8s_published(addresses, y, [&](int look) { ring.prefetch_beyond(look); });
+      spin_until_vec8s_published(addresses, y, [&](int look) { loop.ring.prefetch_beyond(look); });
       __syncwarp();  // lanes stop spinning one after the other
 #pragma unroll
       for (int i = 0; kNormed && i < kBurst; ++i)
@@ -152,11 +143,11 @@ struct Megakernel {
           if (is_inside && index % kStepVec8s == 0) floats(p.smem.squares)[step] = square_sum;
           weight[i].multiply(norm.dtype, y[i]);
         }
-        Sums::store(x(), step, index % kStepVec8s, 0, y[i], is_inside);
+        Sums::store(loop.x(), step, index % kStepVec8s, 0, y[i], is_inside);
       }
     }
     __syncthreads();
-    if (kNormed && ring.warp() + 1 == kMegakernelWarps) compute_rms_factor(gemm);
+    if (kNormed && Ring::warp() + 1 == kMegakernelWarps) compute_rms_factor(gemm);
   }
 
   // The factor of an RMS norm, applied to sums; ready at the next barrier. A lane adds up a part of the features, in
@@ -175,7 +166,6 @@ struct Megakernel {
   // loads 256 of its values only; other warps repeat the statistics for the other values, which costs no time that one
   // warp would not take.
   XLSTM_DEVICE void load_gated_heads(int block, const DeviceVector& norm) {
-    static_assert(kMaxHeadVec8s == 2);
     const GemmParams& gemm = p.phase[int(Phase::output)].gemm;
     const float *const h_at = p.from(Phase::output, block), *const gate_at = p.to(Phase::gate, kOutputGate, block);
     const int features = p.step.v.columns, vec8s = features / kVec8, parts_per_head = (vec8s + kWave - 1) / kWave;
@@ -183,7 +173,7 @@ struct Megakernel {
       const int n = lane_id() + j * kWave;
       return n < vec8s ? n * kVec8 : 0;
     };
-    for (int head_part = ring.warp(); head_part < p.heads * parts_per_head; head_part += kMegakernelWarps) {
+    for (int head_part = Ring::warp(); head_part < p.heads * parts_per_head; head_part += kMegakernelWarps) {
       const int head = head_part / parts_per_head, part = head_part % parts_per_head, begin = head * features;
       float h[kMaxHeadVec8s + 1][kVec8];
       const float* addresses[kMaxHeadVec8s + 1];
@@ -194,95 +184,18 @@ struct Megakernel {
         addresses[j] = h_at + begin + feature(j);  // past the last vec8, the first
       addresses[kMaxHeadVec8s] = gate_at + begin + feature(part);
       // Prefetches twice as many lines as elsewhere, since this wait is the longest.
-      spin_until_vec8s_published(addresses, h,
-                                 [&](int look) { ring.prefetch_beyond(2 * look), ring.prefetch_beyond(2 * look + 1); });
+      spin_until_vec8s_published(addresses, h, [&](int look) {
+        loop.ring.prefetch_beyond(2 * look), loop.ring.prefetch_beyond(2 * look + 1);
+      });
       __syncwarp();
-      const auto& gate = h[kMaxHeadVec8s];
-      const auto sum_of = [&](auto&& f) {
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < kMaxHeadVec8s; ++j)
-          if (lane_id() + j * kWave < vec8s)
-#pragma unroll
-            for (int e = 0; e < kVec8; ++e) sum += f(h[j][e]);
-        return wave_sum(sum);
-      };
-      const float mean = sum_of([](float v) { return v; }) / float(features);
-      const float variance = sum_of([&](float v) { return (v - mean) * (v - mean); }) / float(features);
-      const float reciprocal = 1 / __builtin_sqrtf(variance + gemm.norm_eps);
       float y[kVec8];
-#pragma unroll
-      for (int e = 0; e < kVec8; ++e) y[e] = ((part ? h[1][e] : h[0][e]) - mean) * reciprocal;
-      weight.multiply(norm.dtype, y);
-#pragma unroll
-      for (int e = 0; e < kVec8; ++e) y[e] *= sigmoid_of(gate[e]);
+      gated_head(h, part, vec8s, gemm.norm_eps, weight, norm.dtype, y);
       const int n = lane_id() + part * kWave;
-      Sums::store(x(), head * (features / kStepFeatures) + n / kStepVec8s, n % kStepVec8s, 0, y, n < vec8s);
+      Sums::store(loop.x(), head * (features / kStepFeatures) + n / kStepVec8s, n % kStepVec8s, 0, y, n < vec8s);
     }
     __syncthreads();
   }
 
-  // ---- mainloop
-
-  // The format of a phase's scales, the same for all of its rows.
-  struct Groups {
-    bool offsets, float16;
-    int two_steps;
-  };
-  // Multiplies the steps in a slot, from step `done` on; at: the first step's scale among those of a row in the slot.
-  XLSTM_DEVICE void multiply(Sums& sums, bool gate, const Groups& groups, int at, const char* slot, int done,
-                             int now) const {
-    const ClusterX with = x();
-    const char* const rows = slot + item_row() * Ring::kSegment;
-    const int swizzle = segment_swizzle(kBits, item_row());
-    if constexpr (kBits == 16) {
-      const char* const row[2] = {rows, rows + 8 * Ring::kSegment};
-#pragma unroll
-      for (int s = 0; s < Ring::kSegment / (kStepFeatures * 2); ++s)
-        if (s < now) sums.multiply(with, done + s, row, s * kStepFeatures * 2, swizzle);
-    } else if (gate) {
-      for (int s = 0; s < now; ++s) {
-        const char* const from = rows + s * kStepFeatures * 2;
-        const char* const row[2] = {from, from + 8 * Ring::kSegment};
-        sums.multiply_gate(with, done + s, row);
-      }
-    } else {
-      // At batch 1 a lane scales one row only, from the first scale that the slot has of it.
-      const int r = item_row() + quarter() / 2 * 8, shift = groups.two_steps;
-      const int odd = done & shift;  // whether the first step is the second of its group
-      const char* const scales = slot + megakernel_groups_offset(kBits) + r * kGroupBytes;
-      const auto run = [&](auto element, auto with_offsets) {
-        using T = decltype(element);
-        constexpr int kSteps = Ring::kSegment / (kStepFeatures * kBits / 8);
-        const auto step = [&](int s) {
-          const int begin = (s * (kStepFeatures * kBits / 8)) ^ swizzle;
-          const char* const row[2] = {rows + begin, rows + begin + 8 * Ring::kSegment};
-          const char* const group = scales + ((at + ((odd + s) >> shift) * 2) ^ group_swizzle(r));
-          float scale[2] = {}, offset[2] = {};
-          scale[0] = to_float(*reinterpret_cast<const T*>(group));
-          if (with_offsets) offset[0] = to_float(*reinterpret_cast<const T*>(group + kGroupsBytes));
-          sums.template multiply<with_offsets>(with, done + s, row, scale, offset);
-        };
-        if (now == kSteps) {  // no branches between steps, so their loads overlap
-#pragma unroll
-          for (int s = 0; s < kSteps; ++s) step(s);
-        } else {
-#pragma unroll 1
-          for (int s = 0; s < now; ++s) step(s);
-        }
-      };
-      const auto by_dtype = [&](auto with_offsets) {
-        if (groups.float16)
-          run(Float16{}, with_offsets);
-        else
-          run(BFloat16{}, with_offsets);
-      };
-      if (groups.offsets)
-        by_dtype(std::true_type{});
-      else
-        by_dtype(std::false_type{});
-    }
-  }
   // The epilogue of a phase. Few threads run it and all the rest wait: as few instructions as possible.
   XLSTM_DEVICE void epilogue(Phase phase, int block, const WarpPart& part) const {
     const GemmParams& gemm = p.phase[int(phase)].gemm;
@@ -320,110 +233,49 @@ struct Megakernel {
     }
   }
 
-  // A phase of the model's block, whose x is ready in shared memory. A warp goes through the slots of its items and
-  // refills the slot that it has just read before it reads the next. So the refill of a phase's last slot is issued
-  // only after the next phase's x has arrived, whose loads would otherwise queue behind it.
-  XLSTM_DEVICE void mainloop(Phase phase, int block) {
-    const WarpPart& part = ring.part_of(p, lds, phase, ring.warp());
-    const DeviceLinear& w = p.phase[int(phase)].gemm.linear[0];
-    const Groups groups{p.block[block].linear[first_linear(phase)].offsets != nullptr, w.dtype == XLSTM_FLOAT16,
-                        part.two_steps};
-    Sums sums{};
-    int n = part.first, done = 0;  // a step of an item
-    if (!part.steps)
-      for (; n < part.end; n += part.stride()) store_partial_sum(part, n, sums);
-#pragma unroll 1
-    while (n < part.end) {
-      ring.fetch(slot ? slot - 1 : Ring::kSlots - 1);
-      const bool gate = kBits < 16 && Ring::item_of(p, lds, phase, n).kind == RowItem::gate;
-      const int most = Ring::kSegment / step_bytes(kBits, gate), left = part.steps - done;
-      const int first_group =
-          part.groups_at(item_row(), part.first_step + done) & 15;  // for all items, and for either half of their rows
-      cp_async_wait_group<Ring::kSlots - 1>();
-      __syncwarp();
-      multiply(sums, gate, groups, first_group, ring.slot(slot), part.first_step + done, left < most ? left : most);
-      slot = slot + 1 == Ring::kSlots ? 0 : slot + 1;
-      if (left > most) {
-        done += most;
-      } else {
-        store_partial_sum(part, n, sums);
-        sums = {}, done = 0, n += part.stride();
-      }
-      __syncwarp();
-    }
+  // A phase of the model's block, whose x is ready in shared memory.
+  XLSTM_DEVICE void run_phase(Phase phase, int block) {
+    const WarpPart& part = loop.part(phase);
+    int n = part.first;
+    loop.run(phase, block, n, part.end, [&](int item, const Sums& sums) { store_partial_sum(part, item, sums); });
     __syncthreads();
     epilogue(phase, block, part);
-    if (phase == Phase::output) MegakernelMlstmStep(p, lds).apply_pending_state(p.block[block]);
+    if (phase == Phase::output) MegakernelMlstmStep<1>(p, lds).apply_pending_state(block);
     if (phase == Phase::projections) __syncthreads();  // the gate's phase puts its sums in the same smem
   }
   // Stores the sums of item n of this block, over this warp's part of the features.
   XLSTM_DEVICE void store_partial_sum(const WarpPart& part, int n, const Sums& sums) const {
     const float sum = sums.single_sum();
     if (sums.lane_row() < 0) return;
-    floats(p.smem.partial_sums)[(n * part.parts() + part.rank(ring.warp())) * kItemRows + sums.lane_row()] = sum;
-  }
-
-  // Prefetches to L2 data that a step reads once, and that all blocks would then wait for: the weights of norms, of
-  // this block of the model and the next, and the tile of C and n of this multiprocessor.
-  XLSTM_DEVICE void prefetch_norms_and_state(int block_index) const {
-    const MegakernelBlock &block = p.block[block_index], &next = p.block[block_index + 1];
-    const int thread = int(threadIdx.x), keys = p.step.q.columns, values = p.step.v.columns;
-    const int tile = int(blockIdx.x), head = tile / p.step.tiles;
-    if (tile < p.step.tiles * p.heads) {
-      const float* const c = block.c + int64_t(head) * keys * values + tile % p.step.tiles * kStepColumns;
-      if (thread < keys) prefetch_l2_line(c + int64_t(thread) * values);
-      if (thread % kStepColumns == 0 && thread < keys) prefetch_l2_line(block.n + head * keys + thread);
-      if (thread == keys) prefetch_l2_line(block.m + head);
-    }
-    const auto prefetch = [&](const DeviceVector& norm, int features) {
-      const int lines = (features * (norm.dtype == XLSTM_FLOAT32 ? 4 : 2) + 127) / 128;
-      for (int line = tile; line < lines; line += int(gridDim.x))
-        prefetch_l2_line(static_cast<const char*>(norm.data) + line * 128);
-    };
-    if (thread + 1 < kMegakernelThreads) return;
-    prefetch(block.head_norm, p.heads * values), prefetch(block.norm_ffn, p.phase[int(Phase::up)].gemm.columns);
-    prefetch(next.norm, p.phase[int(Phase::head)].gemm.columns);
-  }
-
-  // Prefetches the scales of this block's items to L2 a phase ahead: eight warps each need a part of every line, which
-  // memory would otherwise be asked for part by part.
-  XLSTM_DEVICE void prefetch_scales(const PhaseCursor& next) const {
-    if (kBits == 16 || next.done()) return;
-    const WarpPart& part = Ring::part_of(p, lds, next.phase, 0);
-    const int n = int(threadIdx.x) / 2, half = int(threadIdx.x) % 2;
-    if (n >= part.end) return;
-    const RowItem item = Ring::item_of(p, lds, next.phase, n);
-    const bool is_swiglu = item.kind == RowItem::both;
-    const int before = half && !is_swiglu ? Ring::kHalf : 0, left = item.rows - before;
-    if (item.kind == RowItem::gate || left <= 0) return;
-    const int64_t begin = int64_t(item.first + before) * part.row_groups;
-    const int bytes = (left < Ring::kHalf ? left : Ring::kHalf) * part.row_groups & ~15;
-    const MegakernelWeights& weights = p.block[next.block].linear[item.linear + (is_swiglu ? half : 0)];
-    if (bytes) bulk_prefetch_l2(static_cast<const char*>(weights.scales) + begin, bytes);
-    if (bytes && weights.offsets) bulk_prefetch_l2(static_cast<const char*>(weights.offsets) + begin, bytes);
+    floats(
+        p.smem.partial_sums)[(n * part.parts() + (Ring::warp() & (part.parts() - 1))) * kItemRows + sums.lane_row()] =
+        sum;
   }
 
   XLSTM_DEVICE void run() {
-    for (int s = 0; s + 1 < Ring::kSlots; ++s) ring.fetch(s);
+    loop.begin();
 #pragma unroll 1
     for (PhaseCursor phase_cursor; !phase_cursor.done();
          phase_cursor.advance(p.blocks)) {  // one copy of each phase's code, so that the instruction cache holds it
       const MegakernelBlock& block = p.block[phase_cursor.block];
       PhaseCursor next = phase_cursor;
       next.advance(p.blocks);
-      prefetch_scales(next);
+      loop.prefetch_scales(next);
       if (phase_cursor.phase == Phase::gate) {  // its x is that of the projections; h is on its way meanwhile
-        MegakernelMlstmStep(p, lds).step(phase_cursor.block);
+        MegakernelMlstmStep<1>(p, lds).step(phase_cursor.block);
       } else if (phase_cursor.phase == Phase::output) {
         load_gated_heads(phase_cursor.block, block.head_norm);
       } else if (phase_cursor.phase == Phase::down) {
         load_x<false, 3>(phase_cursor.phase, phase_cursor.block, {});
       } else {
-        if (phase_cursor.phase == Phase::projections) prefetch_norms_and_state(phase_cursor.block);
+        if (phase_cursor.phase == Phase::projections) {
+          loop.prefetch_norms(phase_cursor.block);
+          MegakernelMlstmStep<1>(p, lds).prefetch(block, int(blockIdx.x));
+        }
         load_x<true, 1>(phase_cursor.phase, phase_cursor.block,
                         phase_cursor.phase == Phase::up ? block.norm_ffn : block.norm);
       }
-      mainloop(phase_cursor.phase, phase_cursor.block);
+      run_phase(phase_cursor.phase, phase_cursor.block);
     }
   }
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameters of the megakernel (engine/megakernel/megakernel.h), and the rings that weights pass through. A ring
-// runs on from phase to phase and from block to block of the model: no kernel of a step writes weights, so copies never
-// wait for what the phases wait for.
+// The parameters of the megakernels (engine/megakernel/megakernel.h, megakernel_rows.h), and the rings that weights
+// pass through. A ring runs on from phase to phase and from block to block of the model: no kernel of a step writes
+// weights, so copies never wait for what the phases wait for.
 #pragma once
 
 #include "arch/fragments.h"
@@ -37,11 +37,11 @@ struct MegakernelPhase {
 struct MegakernelParams {
   MegakernelPhase phase[kPhases];
   MegakernelSmem smem;
-  int blocks, heads;
+  int blocks, heads, batch, cluster_bits;
   // Without the addresses of a token and its state, but for n_last and m_last, which are in the workspace.
   mlstm::RecurrentParams step;
   Mailboxes layout;  // the layout of mailboxes
-  float* mailboxes;  // begins with the token's embedding, x; the rest is empty
+  float* mailboxes;  // begins with the tokens' embeddings, x; the rest is empty
   MegakernelBlock block[kMaxMegakernelBlocks + 1];
 
   // The addresses of mailboxes of a block of the model.
@@ -69,29 +69,43 @@ struct PhaseCursor {
   }
 };
 
+// A group of blocks that takes items: a cluster, or of one row a block alone. Its nth item is the grid's index + n
+// count.
+struct BlockGroup {
+  int rank, index, count;  // the block's in its group; the group's, and how many there are
+
+  XLSTM_DEVICE explicit BlockGroup(const MegakernelParams& p)
+      : rank(int(blockIdx.x) & ((1 << p.cluster_bits) - 1)),
+        index(int(blockIdx.x) >> p.cluster_bits),
+        count(int(gridDim.x) >> p.cluster_bits) {}
+};
+
 // A warp's part of a phase, and the format of its rows; in shared memory, since the ring needs it again and again.
 struct alignas(16) WarpPart {
   int first_step, steps;      // of the features
-  int first, end, part_bits;  // indices among the multiprocessor's items; the warps of a part take every stride()th
+  int first, end, stride;     // indices among the group's items; the warps of a part take every stride-th
   int row_bytes, row_groups;  // of a row of weights; bytes of its scales
-  int two_steps;              // 1 if a group has two steps, else 0
+  short part_bits;
+  short two_steps;  // 1 if a group of scales has two steps, else 0
 
-  XLSTM_DEVICE WarpPart(const MegakernelPhase& s, int warp) {
+  XLSTM_DEVICE WarpPart(const MegakernelParams& p, Phase phase, int warp) {
+    const MegakernelPhase& s = p.phase[int(phase)];
     const PhasePlan& plan = s.plan;
-    part_bits = plan.part_bits;
-    first_step = rank(warp) * plan.part_steps;
+    const BlockGroup group(p);
+    const int worker = warp << p.cluster_bits | group.rank;
+    part_bits = short(plan.part_bits);
+    first_step = (worker & (parts() - 1)) * plan.part_steps;
     const int left = plan.steps - first_step;
     steps = left < 0 ? 0 : left < plan.part_steps ? left : plan.part_steps;
-    first = warp >> part_bits;
-    const int items_from_block = plan.items - int(blockIdx.x);
-    end = items_from_block > 0 ? (items_from_block + int(gridDim.x) - 1) / int(gridDim.x) : 0;
+    first = worker >> part_bits;
+    stride = (kMegakernelWarps << p.cluster_bits) >> part_bits;
+    const int items_from_group = plan.items - group.index;
+    end = items_from_group > 0 ? (items_from_group + group.count - 1) / group.count : 0;
     const DeviceLinear& w = s.gemm.linear[0];
     row_bytes = int(w.row_bytes), row_groups = w.groups * 2;
     two_steps = w.group_size > kStepFeatures ? 1 : 0;
   }
   XLSTM_DEVICE int parts() const { return 1 << part_bits; }
-  XLSTM_DEVICE int rank(int warp) const { return warp & (parts() - 1); }
-  XLSTM_DEVICE int stride() const { return kMegakernelWarps >> part_bits; }
   // Bytes before a row's scales, from a step on, among all rows' scales; those of 8 rows are a multiple of 16.
   XLSTM_DEVICE int groups_at(int row, int step) const { return row * row_groups + (step >> two_steps) * 2; }
 };
@@ -127,10 +141,10 @@ XLSTM_DEVICE int step_bytes(int bits, bool gate) { return kStepFeatures * (gate 
 
 // A warp's ring: a segment of each of an item's rows at a time, and its scales. State that must survive stays in shared
 // memory: registers are few, and a spilled one would come back behind the weights in memory's queue.
-template <int kBits>
+template <int kBits, int kRows>
 class MegakernelRing {
  public:
-  static constexpr int kSegment = megakernel_segment_bytes(kBits), kSlots = megakernel_slots(kBits);
+  static constexpr int kSegment = megakernel_segment_bytes(kBits), kSlots = megakernel_slots(kBits, kRows);
   static constexpr int kRowVec16s = kSegment / 16, kRowsPerCopy = kWave / kRowVec16s, kHalf = kItemRows / 2;
   static constexpr int kLine = 128;  // bytes
 
@@ -203,7 +217,7 @@ class MegakernelRing {
       }
       step += most;
       if (step >= warp_part.steps) {
-        item += warp_part.stride(), step = 0;
+        item += warp_part.stride, step = 0;
         find_item(warp_part);
       }
     }

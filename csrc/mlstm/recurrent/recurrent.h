@@ -151,14 +151,14 @@ struct TokenOutput {
     if (value == 0 && p.l) l = p.l + head.row * p.where.length + head.begin;
   }
 
-  // After a barrier: returns h of this thread's column, and l.
+  // After a barrier: returns h of a column, and l, of the parts from `part` on.
   template <class L, int kColumns, int kMaxParts>
   XLSTM_DEVICE static float sum_up(const RecurrentParams& p, const PartialSums<L, kColumns, kMaxParts>& sums,
-                                   int buffer, int parts, double m, L& scaled) {
+                                   int buffer, int column, int part, int end, double m, L& scaled) {
     float num = 0;
     L sum = 0;
-    for (int part = 0; part < parts; ++part) {
-      num += sums.h[buffer][part][threadIdx.x];
+    for (; part < end; ++part) {
+      num += sums.h[buffer][part][column];
       sum += sums.l[buffer][part];
     }
     const L scale = L(p.scale);
@@ -170,7 +170,7 @@ struct TokenOutput {
                           int parts, double m) {
     if (!h) return;
     L scaled;
-    *h = from_float<E>(sum_up(p, sums, buffer, parts, m, scaled));
+    *h = from_float<E>(sum_up(p, sums, buffer, int(threadIdx.x), 0, parts, m, scaled));
     h += p.h.stride[2];
     if (l) *l++ = float(scaled);
   }
@@ -240,9 +240,9 @@ struct HeadTile {
   Vec16 q[kRows / kVec] = {}, k[kRows / kVec] = {};
   Values v = {};
 
-  XLSTM_DEVICE HeadTile(const RecurrentParams& p, int tile) : dhv(p.v.columns) {
-    column = tile * kColumns + int(threadIdx.x) % kLanes * kWidth;
-    row = int(threadIdx.x) / kLanes * kRows;
+  XLSTM_DEVICE HeadTile(const RecurrentParams& p, int tile, int thread = int(threadIdx.x)) : dhv(p.v.columns) {
+    column = tile * kColumns + thread % kLanes * kWidth;
+    row = thread / kLanes * kRows;
     has_keys = row < p.q.columns;
     inside = has_keys && column < p.v.columns;
   }

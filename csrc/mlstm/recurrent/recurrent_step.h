@@ -19,10 +19,12 @@ struct OneStep {  // in LDS
 };
 
 struct OneGate {
+  int thread;  // of those that compute a tile
   bool computes, is_input;
   double x = 0, m = 0;
 
-  XLSTM_DEVICE OneGate() : computes(threadIdx.x < 2 * kGateTokens), is_input(threadIdx.x >= kGateTokens) {}
+  XLSTM_DEVICE explicit OneGate(int index = int(threadIdx.x))
+      : thread(index), computes(index < 2 * kGateTokens), is_input(index >= kGateTokens) {}
   // Both loads are issued before those of C: after a tile of C they would arrive last, and all threads wait for them.
   XLSTM_DEVICE OneGate(const RecurrentParams& p, const Head& head, const float* m_initial) : OneGate() {
     if (computes) {
@@ -39,8 +41,8 @@ struct OneGate {
     const double lf = shuffle_from(log_gate, 0, 2 * kGateTokens),
                  ig = shuffle_from(log_gate, kGateTokens, 2 * kGateTokens);
     const double next = next_stabiliser(p.sigmoid, lf, m, ig);
-    if (threadIdx.x % kGateTokens == 0) step.factor[is_input] = float(exp(is_input ? ig - next : lf + m - next));
-    if (threadIdx.x == 0) step.m = next;
+    if (thread % kGateTokens == 0) step.factor[is_input] = float(exp(is_input ? ig - next : lf + m - next));
+    if (thread == 0) step.m = next;
   }
 };
 

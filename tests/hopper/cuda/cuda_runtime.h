@@ -132,14 +132,16 @@ template <class... Params, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
                                const Arguments&... arguments) {
   int cluster = 1;
+  bool cooperative = false;
   for (unsigned n = 0; n < config->numAttrs; ++n)
     if (config->attrs[n].id == cudaLaunchAttributeClusterDimension)
       cluster = int(config->attrs[n].val.clusterDim.x);
     else if (config->attrs[n].id == cudaLaunchAttributeCooperative)
-      cluster = int(config->gridDim.x);  // all of them run, as a cluster's do
+      cooperative = true;
   const int bytes = int(config->dynamicSmemBytes);
   if (!emulator::may_have(reinterpret_cast<const void*>(kernel), bytes)) return cudaErrorInvalidValue;
-  emulator::launch(int(config->gridDim.x), int(config->blockDim.x), bytes, cluster, [&] { kernel(arguments...); });
+  emulator::launch(int(config->gridDim.x), int(config->blockDim.x), bytes, cluster, cooperative,
+                   [&] { kernel(arguments...); });
   return cudaSuccess;
 }
 

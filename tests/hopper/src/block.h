@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks while they run: their threads as fibers, their shared memory, and what they wait for. The blocks of a cluster
-// run together. Which thread goes on next, and when copies, products and stores get done, is drawn from a seed.
+// Blocks while they run: their threads as fibers, their shared memory, and what they wait for. The blocks of a cluster,
+// or of a cooperative launch, run together. Which thread goes on next, and when copies, products and stores get done,
+// is drawn from a seed.
 //
 // Shared memory is the program's thread-local storage: `__shared__` is thread_local, and each block of a cluster has an
 // operating system's thread, of which one at a time runs.
@@ -56,6 +57,7 @@ struct Thread {
   int committed = 0;   // groups of products
   std::vector<Sum> sums;
   int registers = 0;
+  uint32_t cluster_arrivals = 0;
   int stores = 0, tma_store_wait_read = 0, stores_waited = 0;  // bulk stores: issued; read; waited for
   std::vector<int> copy_groups{0};  // its own copies that are under way, by group; the last is open
 
@@ -85,6 +87,14 @@ struct Meeting {
   Queue queue;
 
   void meet(int threads, bool waits, const Waiting& waiting);
+};
+
+// The barrier of a cluster: threads arrive, and wait later.
+struct ClusterBarrier {
+  int arrived = 0;
+  uint32_t phase = 0;  // phases that have ended
+  Knowledge gathered, last;
+  Queue queue;
 };
 
 // An mbarrier.
@@ -133,7 +143,7 @@ struct ProductGroup {
 
 struct Block {
   Cluster* cluster = nullptr;
-  int rank = 0;  // in its cluster
+  int rank = 0;  // among the blocks that run together
   uint32_t index = 0;
   char *storage = nullptr, *dynamic = nullptr;  // shared memory: all of it; what the launch asked for
   size_t storage_bytes = 0;
@@ -163,16 +173,18 @@ struct Event {
 };
 
 struct Launch {
-  int blocks, threads, dynamic_bytes, cluster;
+  int blocks, threads, dynamic_bytes, cluster,
+      together;                // blocks of a cluster; that run together: one or more clusters
   std::function<void()> body;  // of a thread
 };
 
+// The blocks that run together.
 struct Cluster {
   const Launch& launch;
   std::vector<std::unique_ptr<Block>> blocks;
   std::deque<Event> events;
-  Meeting meeting;
-  Queue grid;  // who waits for words that others write
+  std::vector<ClusterBarrier> barriers;  // of each cluster
+  Queue grid;                            // who waits for words that others write
   std::mt19937 random;
   int parties_of_block;
   int ready = 0;                       // threads
@@ -181,6 +193,8 @@ struct Cluster {
   Cluster(const Launch& launch, uint32_t first_block, uint32_t seed);
   void run();  // throws Fault
 
+  // The block of this rank in the running block's cluster; faults where there is none.
+  Block& peer(uint32_t rank, const char* does);
   int parties() const { return parties_of_block * int(blocks.size()); }
   void later(Block& block, std::function<void()> happens) { events.push_back({&block, std::move(happens)}); }
 };

@@ -157,7 +157,8 @@ void Thread::set(State now) {
 
 Cluster::Cluster(const Launch& launch_of, uint32_t first_block, uint32_t seed) : launch(launch_of), random(seed) {
   parties_of_block = 2 * launch.threads + kMostBarriers + kMostGroups + kMostStorers;
-  for (int rank = 0; rank < launch.cluster; ++rank) {
+  barriers.resize(size_t(launch.together / launch.cluster));
+  for (int rank = 0; rank < launch.together; ++rank) {
     blocks.push_back(std::make_unique<Block>());
     Block& block = *blocks.back();
     block.cluster = this;
@@ -180,6 +181,13 @@ Cluster::Cluster(const Launch& launch_of, uint32_t first_block, uint32_t seed) :
       thread.known.reset(parties());
       thread.known.over[thread.party()] = thread.epoch;
     }
+}
+
+Block& Cluster::peer(uint32_t rank, const char* does) {
+  if (rank >= uint32_t(launch.cluster)) fault(text("%s block %u of a cluster of %d", does, rank, launch.cluster));
+  Block& target = *blocks[size_t(running->block->rank / launch.cluster * launch.cluster) + rank];
+  if (!target.unfinished) fault(text("%s a block that is gone", does));
+  return target;
 }
 
 void Cluster::run() {

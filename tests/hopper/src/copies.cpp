@@ -99,23 +99,11 @@ void prefetch_bytes(const void* from, int bytes) {
   (void)last;
 }
 
-namespace {
-
-Block& block_at(uint32_t rank) {
-  if (rank >= cluster->blocks.size())
-    fault(text("copies to block %u of a cluster of %zu", rank, cluster->blocks.size()));
-  Block& target = *cluster->blocks[rank];
-  if (!target.unfinished) fault("copies to a block that is gone");
-  return target;
-}
-
-}  // namespace
-
 void bulk_copy_to_cta(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   check_aligned("a target at", to, 16);
   check_aligned("a source at", from, 16);
   check_aligned("a size of", bytes, 16);
-  Block &sender = *running->block, &target = block_at(rank);
+  Block &sender = *running->block, &target = cluster->peer(rank, "copies to");
   const char* source = sender.at(from, bytes, "copies from");
   Arriving arriving(target, to, bytes, barrier);
   // Its reading is over when it has arrived: who learns of that may write here.
@@ -130,7 +118,7 @@ void bulk_copy_to_cta(uint32_t rank, uint32_t to, uint32_t from, uint32_t bytes,
 void st_async_to_cta(uint32_t rank, uint32_t to, std::vector<float> numbers, uint32_t barrier) {
   const uint32_t bytes = uint32_t(4 * numbers.size());
   check_aligned("a target at", to, bytes);
-  Arriving arriving(block_at(rank), to, bytes, barrier);
+  Arriving arriving(cluster->peer(rank, "copies to"), to, bytes, barrier);
   cluster->later(*running->block, [arriving, numbers]() mutable {
     std::memcpy(arriving.to, numbers.data(), arriving.bytes);
     arriving.done();

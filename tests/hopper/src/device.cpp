@@ -23,10 +23,12 @@ bool may_have(const void* kernel, int bytes) {
 
 void set_seed(uint32_t seed) { next_seed = seed; }
 
-void launch(int blocks, int threads, int dynamic_bytes, int cluster_blocks, std::function<void()> body) {
+void launch(int blocks, int threads, int dynamic_bytes, int cluster_blocks, bool cooperative,
+            std::function<void()> body) {
   if (blocks % cluster_blocks) fault(text("launches %d blocks in clusters of %d", blocks, cluster_blocks));
-  const Launch launch{blocks, threads, dynamic_bytes, cluster_blocks, std::move(body)};
-  for (int first = 0; first < blocks; first += cluster_blocks) Cluster(launch, uint32_t(first), next_seed++).run();
+  const int together = cooperative ? blocks : cluster_blocks;
+  const Launch launch{blocks, threads, dynamic_bytes, cluster_blocks, together, std::move(body)};
+  for (int first = 0; first < blocks; first += together) Cluster(launch, uint32_t(first), next_seed++).run();
 }
 
 uint32_t thread_index() { return uint32_t(running->index); }

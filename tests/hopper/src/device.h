@@ -14,8 +14,8 @@ void set_seed(uint32_t seed);
 bool allow_dynamic(const void* kernel, int bytes);
 bool may_have(const void* kernel, int bytes);
 
-// All blocks of a grid, cluster after cluster. Throws Fault.
-void launch(int blocks, int threads, int dynamic_bytes, int cluster, std::function<void()> body);
+// All blocks of a grid, cluster after cluster, or all at once. Throws Fault.
+void launch(int blocks, int threads, int dynamic_bytes, int cluster, bool cooperative, std::function<void()> body);
 
 // Of the running thread.
 uint32_t thread_index();

@@ -72,12 +72,29 @@ void named(int barrier, int threads, bool waits) {
 void sync_named(int barrier, int threads) { named(barrier, threads, true); }
 void arrive_named(int barrier, int threads) { named(barrier, threads, false); }
 
-void sync_cluster() {
+namespace {
+ClusterBarrier& own_barrier() { return cluster->barriers[size_t(running->block->rank / cluster->launch.cluster)]; }
+}  // namespace
+void arrive_at_cluster() {
   if (planted(Bug::cluster_barrier)) return;
-  int threads = 0;
-  for (auto& block : cluster->blocks) threads += int(block->threads.size());
-  cluster->meeting.meet(threads, true, {"the cluster's barrier"});
+  ClusterBarrier& barrier = own_barrier();
+  if (running->cluster_arrivals++ != barrier.phase)
+    fault("arrives at the cluster's barrier before it has waited there");
+  running->tell(barrier.gathered);
+  if (++barrier.arrived < cluster->launch.cluster * cluster->launch.threads) return;
+  barrier.arrived = 0, ++barrier.phase;
+  barrier.last = std::move(barrier.gathered), barrier.gathered = {};
+  barrier.queue.wake(&barrier.last);
 }
+void wait_for_cluster() {
+  if (planted(Bug::cluster_barrier)) return;
+  ClusterBarrier& barrier = own_barrier();
+  if (running->cluster_arrivals > barrier.phase)
+    barrier.queue.wait({"the cluster's barrier"});
+  else
+    running->known.join(barrier.last);
+}
+void sync_cluster() { arrive_at_cluster(), wait_for_cluster(); }
 
 uint32_t add_to_shared_word(uint32_t* to, uint32_t x) { return __atomic_fetch_add(to, x, __ATOMIC_ACQ_REL); }
 
@@ -142,10 +159,7 @@ void mbarrier_init(uint32_t at, int count) {
 
 void mbarrier_arrive(uint32_t at, int rank) {
   if (planted(Bug::barrier_arrival, int(at - kFirstAddress))) return;
-  if (rank >= int(cluster->blocks.size()))
-    fault(text("arrives at block %d of a cluster of %zu", rank, cluster->blocks.size()));
-  Block& target = rank < 0 ? *running->block : *cluster->blocks[rank];
-  if (!target.unfinished) fault("arrives at an mbarrier of a block that is gone");
+  Block& target = rank < 0 ? *running->block : cluster->peer(uint32_t(rank), "arrives at");
   PhaseBarrier& barrier = target.barrier(at);
   if (barrier.pending == 0) fault(text("arrives at mbarrier %d once more than its %d", barrier.index, barrier.count));
   running->tell(barrier.gathered);

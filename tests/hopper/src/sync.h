@@ -11,6 +11,8 @@ void sync_warp();
 void sync_named(int barrier, int threads);
 void arrive_named(int barrier, int threads);
 void sync_cluster();
+void arrive_at_cluster();
+void wait_for_cluster();                                // after arrive_at_cluster()
 void write_shared_word(void* to, uint32_t word);        // of the grid's blocks
 uint32_t add_to_shared_word(uint32_t* to, uint32_t x);  // returns what it was
 bool wait_for_shared_words();                           // until another is written

@@ -21,7 +21,7 @@ Status allow_lds(Kernel*, int bytes) {
 template <class... Params>
 Status start(void (*kernel)(Params...), uint32_t blocks, int threads, int lds_bytes, bool, int, bool, Stream,
              const std::type_identity_t<Params>&... arguments) {
-  emulator::launch(int(blocks), threads, lds_bytes, 1, [&] { kernel(arguments...); });
+  emulator::launch(int(blocks), threads, lds_bytes, 1, false, [&] { kernel(arguments...); });
   return kSuccess;
 }
 

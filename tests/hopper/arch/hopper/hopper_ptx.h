@@ -16,6 +16,8 @@ inline bool mbarrier_test_wait(uint32_t at, uint32_t parity) { return emulator::
 inline void fence_mbarrier_init() {}
 inline void fence_async_proxy() { emulator::fence_proxy(); }
 inline void cluster_sync() { emulator::sync_cluster(); }
+inline void cluster_arrive() { emulator::arrive_at_cluster(); }
+inline void cluster_wait() { emulator::wait_for_cluster(); }
 inline void store_relaxed_gpu(float* to, uint32_t word) { emulator::write_shared_word(to, word); }
 inline uint32_t load_relaxed_gpu(const float* from) { return __builtin_bit_cast(uint32_t, *from); }
 inline Vec16 load_relaxed_gpu_vec16(const float* from) { return *reinterpret_cast<const Vec16*>(from); }
