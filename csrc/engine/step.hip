@@ -497,18 +497,19 @@ bool suits_megakernel(const GemmParams& p, Kernel kernel, Input input) {
                         phase(first.output, Phase::output), phase(first.up, Phase::up), phase(first.down, Phase::down),
                         phase(head, Phase::head)}},
                       chip);
-  if (!plan.blocks) return false;
+  const auto with_format = [&](auto&& f) {
+    if (kernel == Kernel::int8) return f(static_cast<ByteWeights*>(nullptr));
+    if (kernel == Kernel::int4) return f(static_cast<NibbleWeights*>(nullptr));
+    return f(static_cast<Bfloat16Weights*>(nullptr));
+  };
+  if (!plan.blocks || !with_format([&]<class Weights>(Weights*) { return fits_megakernel<Weights>(plan); }))
+    return false;
   EmbedParams embed = table;
   embed.x = at.mailboxes, embed.mailboxes = at.mailboxes + plan.mailboxes.x;
   embed.mailbox_floats = plan.mailboxes.floats(p.blocks) - plan.mailboxes.x;
   run_embed(embed, stream);
   const MegakernelCall call{p, products.data(), head, reinterpret_cast<float*>(at.step), at.mailboxes};
-  if (kernel == Kernel::int8)
-    launch_megakernel<ByteWeights>(plan, call, stream);
-  else if (kernel == Kernel::int4)
-    launch_megakernel<NibbleWeights>(plan, call, stream);
-  else
-    launch_megakernel<Bfloat16Weights>(plan, call, stream);
+  with_format([&]<class Weights>(Weights*) { launch_megakernel<Weights>(plan, call, stream); });
   return true;
 }
 

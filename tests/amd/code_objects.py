@@ -227,10 +227,13 @@ def kernels_in(object_file: Path) -> list[Kernel]:
         scratch = Path(folder)
         bundle = scratch / "bundle"
         run(compiler.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={bundle}", object_file, scratch / "unused")
+        bundler = compiler.tool("clang-offload-bundler")
+        bundled = run(bundler, "--list", "--type=o", f"--input={bundle}").split()
         for arch in built_archs():
             code = scratch / arch
             target = f"hipv4-amdgcn-amd-amdhsa--{arch}"
-            bundler = compiler.tool("clang-offload-bundler")
+            if target not in bundled and arch in bfloat16_archs():
+                continue
             run(bundler, "--unbundle", "--type=o", f"--input={bundle}", f"--targets={target}", f"--output={code}")
             found = parse_notes(run(compiler.tool("llvm-readelf"), "--notes", code))
             if not found:

@@ -62,12 +62,13 @@ void test_plan() {
 // Two to eight rows: buffers follow each other, rounds have all items, and a round's sums fit.
 void test_rows() {
   for (const int bits : {4, 8, 16})
-    for (const int batch : {2, 8}) {
+    for (const int batch : {2, 3, 4, 5, 8}) {
+      const int rows = batch == 2 ? 2 : batch <= 4 ? 4 : 8, x_bytes = bits == 16 || rows <= 4 ? 4 : 3;
       MegakernelShape shape = large(bits);
       shape.batch = batch;
       const Chip chip = known_chip("H200");
       const MegakernelPlan p = plan_megakernel(shape, chip);
-      CHECK(p.rows == kMegakernelRows && p.cluster_bits == 3 && p.blocks == 120, "%d bits: %d blocks", bits, p.blocks);
+      CHECK(p.rows == rows && p.cluster_bits == 3 && p.blocks == 120, "%d bits: %d blocks", bits, p.blocks);
       const int clusters = p.blocks >> p.cluster_bits;
       const MegakernelSmem& r = p.smem;
       int table = 0;
@@ -78,19 +79,20 @@ void test_rows() {
         table += items;
         const int rounds = (owned + phase.owned - 1) / phase.owned;
         CHECK(phase.owned >= 1 && phase.owned == (owned + rounds - 1) / rounds, "%d: rounds alike", s);
-        CHECK(phase.owned * phase.parts() * kItemRows * kMegakernelRows * 4 <= r.residual - r.partial_sums,
+        CHECK(phase.owned * phase.parts() * kItemRows * rows * 4 <= r.residual - r.partial_sums,
               "%d bits, %d: sums of %d items", bits, s, phase.owned);
       }
       const PhasePlan& first = p.phase[int(Phase::projections)];
       CHECK(first.first_item == 512, "gates come first, not after item %d", first.first_item);
-      const int steps = 22, slots = kMegakernelWarps * megakernel_slots(bits, kMegakernelRows);
+      const int steps = 22, slots = kMegakernelWarps * megakernel_slots(bits, rows);
       CHECK(r.x - r.ring == slots * megakernel_slot_bytes(bits), "%d bits: the ring", bits);
-      CHECK(r.x_scales - r.x == steps * kStepFeatures * kMegakernelRows * (bits == 16 ? 4 : 3), "%d bits: x", bits);
-      CHECK(r.squares - r.x_scales == (bits == 16 ? 0 : steps * kMegakernelRows * 8), "%d bits: scales of x", bits);
-      CHECK(r.factor - r.squares == steps * kMegakernelRows * 4, "%d bits: squares", bits);
-      CHECK(r.partial_sums - r.factor >= 8 * kMegakernelRows * 4, "%d bits: squares of all parts", bits);
+      CHECK(r.x_scales - r.x == steps * kStepFeatures * rows * x_bytes, "%d bits: x", bits);
+      CHECK(r.squares - r.x_scales == (bits == 16 ? 0 : steps * rows * (rows <= 4 ? 16 : 8)), "%d bits: scales of x",
+            bits);
+      CHECK(r.factor - r.squares == steps * rows * 4, "%d bits: squares", bits);
+      CHECK(r.partial_sums - r.factor >= 8 * rows * 4, "%d bits: squares of all parts", bits);
       CHECK(r.residual - r.partial_sums >= kStepSumBytes, "%d bits: sums of tiles", bits);
-      CHECK(r.items - r.residual == 3 * kItemRows * kMegakernelRows * 4, "%d bits: the rows that are added to", bits);
+      CHECK(r.items - r.residual == 3 * kItemRows * rows * 4, "%d bits: the rows that are added to", bits);
       CHECK(r.parts - r.items == table * 16 && r.received - r.token == 2 * (2 * 256 + kStepColumns) * 4 &&
                 r.token - r.step == 2 * kStepBytes && r.bytes - r.received >= 8,
             "%d bits: tables", bits);

@@ -217,11 +217,13 @@ const std::vector<Case> kCases = {
 // Clusters of two, four and eight blocks, of which several; batches that fill the rows and that do not; phases of fewer
 // parts than blocks; more tiles of C than groups of threads, and several rounds of items.
 const std::vector<Case> kRowCases = {
-    {16, 5, 192, 2, 16, 64, 576, 100, 2, 64, false, false, true, false, 3},
+    {16, 5, 192, 2, 16, 64, 576, 100, 2, 64, false, false, true, false, 2},
+    {16, 3, 128, 1, 8, 64, 192, 24, 1, 64, false, false, true, false, 4},
+    {16, 3, 128, 1, 8, 64, 192, 24, 1, 64, false, false, true, false, 7},
+    {8, 9, 128, 8, 8, 64, 1152, 40, 1, 64, true, false, false, false, 2},
     {8, 5, 256, 2, 32, 128, 576, 72, 2, 64, false, false, true, false, 8},
-    {8, 9, 128, 8, 8, 64, 1152, 40, 1, 64, true, false, false, true, 2},
-    {4, 9, 320, 1, 24, 320, 2112, 4200, 1, 64, true, false, true, false, 5},
-    {4, 5, 128, 2, 16, 128, 576, 56, 1, 128, false, true, true, false, 7},
+    {4, 9, 320, 1, 24, 320, 2112, 4200, 1, 64, true, false, true, false, 3},
+    {4, 5, 128, 2, 16, 128, 576, 56, 1, 128, false, true, true, false, 5},
 };
 
 // A bug is reported, or the step is wrong.
@@ -279,6 +281,11 @@ int main(int count, char** arguments) {
   check_planted(c, emulator::Bug::block_barrier, "no barriers of a block");
   check_planted(c, emulator::Bug::warp_barrier, "no barriers of a warp");
   check_planted(c, emulator::Bug::shared_words, "blocks that do not wait for each other");
+  const Case& rows = kRowCases[1];
+  check_planted(rows, emulator::Bug::cluster_barrier, "blocks of a cluster that do not wait for each other");
+  check_planted(rows, emulator::Bug::proxy_fence, "no fence before other blocks write");
+  check_planted(rows, emulator::Bug::fewer_bytes, "too few bytes announced");
+  check_planted(rows, emulator::Bug::shared_words, "clusters that do not wait for each other");
   check_absent();
   const Model model(c);
   Numbers number(11);

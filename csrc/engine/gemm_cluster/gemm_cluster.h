@@ -212,12 +212,9 @@ struct GemmCluster {
       const float sum = sums.single_sum();
       if (sums.lane_row() >= 0) st_async_to_cta(owner, sum_address(sums.lane_row(), 0), sum, received());
     } else {
-#pragma unroll
-      for (int s = 0; s < kBatch / 8; ++s)
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          st_async_to_cta(owner, sum_address(item_row() + 8 * j, 8 * s + 2 * quarter()), sums.batch_sum(s, j, 0),
-                          sums.batch_sum(s, j, 1), received());
+      sums.each_pair([&](int row, int b, float sum, float next_sum) {
+        st_async_to_cta(owner, sum_address(row, b), sum, next_sum, received());
+      });
     }
   }
 

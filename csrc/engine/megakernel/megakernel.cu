@@ -2,6 +2,7 @@
 // From a plan to the launch of a megakernel (engine/megakernel/megakernel.h, megakernel_rows.h).
 #include <memory>
 
+#include "arch/hopper/clusters.h"
 #include "arch/launch.h"
 #include "engine/gpu/one_token.h"
 #include "engine/megakernel/megakernel.h"
@@ -16,6 +17,28 @@ mlstm::RecurrentParams step_of(const MegakernelCall& call) {
   mlstm::RecurrentParams step = one_token_params(p, ceil_div(p.dhv, kStepColumns));
   step.n_last = call.pending_state, step.m_last = call.pending_state + p.batch * p.heads * p.dqk;
   return step;
+}
+
+constexpr const char* kName = "decode megakernel";
+
+template <class Weights>
+auto kernel_of(const MegakernelPlan& plan) {
+  switch (plan.rows) {
+    case 1:
+      return megakernel<Weights>;
+    case 2:
+      return megakernel_rows<Weights, 2>;
+    case 4:
+      return megakernel_rows<Weights, 4>;
+    default:
+      return megakernel_rows<Weights, kMegakernelRows>;
+  }
+}
+Grid grid_of(const MegakernelPlan& plan) {
+  Grid grid{plan.blocks, kMegakernelThreads, plan.smem.bytes};
+  grid.cooperative = true;
+  grid.cluster = plan.rows == 1 ? 0 : 1 << plan.cluster_bits;
+  return grid;
 }
 
 MegakernelWeights weights_of(const DeviceLinear& w) { return {w.data, w.scales, w.offsets, w.bias}; }
@@ -47,13 +70,17 @@ void launch_megakernel(const MegakernelPlan& plan, const MegakernelCall& call, S
   }
   to.block[to.blocks].linear[0] = weights_of(call.head.linear[0]);
   to.block[to.blocks].norm = call.head.weight;
-  Grid grid{plan.blocks, kMegakernelThreads, plan.smem.bytes};
-  grid.cooperative = true;
-  if (plan.rows == 1) return launch("decode megakernel", megakernel<Weights>, grid, stream, to);
-  grid.cluster = 1 << plan.cluster_bits;
-  launch("decode megakernel of several rows", megakernel_rows<Weights>, grid, stream, to);
+  launch(kName, kernel_of<Weights>(plan), grid_of(plan), stream, to);
 }
 
+template <class Weights>
+bool fits_megakernel(const MegakernelPlan& plan) {
+  return plan.rows == 1 || fits_at_once(kName, kernel_of<Weights>(plan), grid_of(plan));
+}
+
+template bool fits_megakernel<ByteWeights>(const MegakernelPlan&);
+template bool fits_megakernel<NibbleWeights>(const MegakernelPlan&);
+template bool fits_megakernel<Bfloat16Weights>(const MegakernelPlan&);
 template void launch_megakernel<ByteWeights>(const MegakernelPlan&, const MegakernelCall&, Stream);
 template void launch_megakernel<NibbleWeights>(const MegakernelPlan&, const MegakernelCall&, Stream);
 template void launch_megakernel<Bfloat16Weights>(const MegakernelPlan&, const MegakernelCall&, Stream);

@@ -19,6 +19,9 @@ struct MegakernelCall {
   float* pending_state;  // n and m of all heads after this token, until every tile has read the old ones
   float* mailboxes;      // laid out by struct Mailboxes
 };
+// Whether the device can run all clusters of a plan at once.
+template <class Weights>
+bool fits_megakernel(const MegakernelPlan&);
 template <class Weights>
 void launch_megakernel(const MegakernelPlan&, const MegakernelCall&, Stream);
 

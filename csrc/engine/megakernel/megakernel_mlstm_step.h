@@ -50,6 +50,8 @@ struct MegakernelMlstmStep {
     const int row = kRows == 1 ? 0 : state / p.heads;
     return {state, row, state - row * p.heads, state_tile - state * p.step.tiles};
   }
+  // The tile of a head that n and m are written with: another of each head, so that blocks have alike many.
+  XLSTM_DEVICE int n_tile(int state) const { return state % p.step.tiles; }
   XLSTM_DEVICE int64_t c_offset(const Place& at) const {
     return int64_t(at.state) * p.step.q.columns * p.step.v.columns;
   }
@@ -105,8 +107,10 @@ struct MegakernelMlstmStep {
       float h[Tile::kWidth] = {}, l = 0;
       tile.update({one.factor[0], 0, one.factor[1]}, h, l);
       tile.store_c(c);
-      if (tile.column == 0) tile.store_n(p.step.n_last + at.state * keys);
-      if (at.tile == 0 && thread == 0) p.step.m_last[at.state] = float(one.m);
+      if (at.tile == n_tile(at.state)) {
+        if (tile.column == at.tile * kStepColumns) tile.store_n(p.step.n_last + at.state * keys);
+        if (thread == 0) p.step.m_last[at.state] = float(one.m);
+      }
       mlstm::store_partial_sums<Tile>(sums, 0, h, l);
       sync();
       const int first = group * (threads / kWave), waves = (keys / Tile::kRows * Tile::kLanes + kWave - 1) / kWave;
@@ -125,8 +129,8 @@ struct MegakernelMlstmStep {
     const MegakernelBlock& block = p.block[block_index];
     const int keys = p.step.q.columns;
     for (int state_tile = first_tile(); state_tile < tiles(); state_tile += stride()) {
-      if (state_tile % p.step.tiles) continue;
-      const int state = state_tile / p.step.tiles;
+      const auto [state, row, head, tile] = place_of(state_tile);
+      if (tile != n_tile(state)) continue;
       if constexpr (kRows > 1) {
         const float* const h = p.from(Phase::output, block_index) + state * p.step.v.columns;
         for (int n = thread; n < p.step.v.columns / 4; n += threads) spin_until_vec16_published(h + 4 * n);

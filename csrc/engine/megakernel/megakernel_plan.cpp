@@ -50,11 +50,12 @@ MegakernelSmem smem_of_rows(const MegakernelPlan& plan, int bits, int64_t dqk, i
     const int owned = std::min(most_owned, int(ceil_div(items_of_group(plan, s), 1 << plan.cluster_bits)));
     sums = std::max(sums, owned * s.parts() * kItemRows * plan.rows * 4);
   }
-  const int x_bytes = bits == 16 ? 4 : kXDigits;  // of a feature
+  const bool few = plan.rows <= 4;
+  const int x_bytes = bits == 16 || few ? 4 : kXDigits;  // of a feature
   MegakernelSmem smem{};
   smem.x = smem.ring + kMegakernelWarps * megakernel_slots(bits, plan.rows) * megakernel_slot_bytes(bits);
   smem.x_scales = smem.x + steps * kStepFeatures * x_bytes * plan.rows;
-  smem.squares = smem.x_scales + (bits == 16 ? 0 : steps * plan.rows * 8);
+  smem.squares = smem.x_scales + (bits == 16 ? 0 : steps * plan.rows * (few ? 16 : 8));
   smem.factor = smem.squares + steps * plan.rows * 4;
   smem.partial_sums = align16(smem.factor + (plan.rows * 4 << kMaxPartBits));
   smem.residual = smem.partial_sums + sums;
@@ -147,7 +148,7 @@ MegakernelPlan plan_megakernel(const MegakernelShape& p, const Chip& chip) {
       chip.hopper && p.suits && p.batch <= kMegakernelRows && p.blocks <= kMaxMegakernelBlocks && step_fits;
   if (!fits) return {};
   MegakernelPlan plan{};
-  plan.rows = p.batch == 1 ? 1 : kMegakernelRows;
+  plan.rows = megakernel_rows_of(p.batch);
   for (int s = 0; s < kPhases; ++s) {
     if (p.phase[s].columns % kStepFeatures != 0) return {};
     plan.phase[s] = plan_phase(p.phase[s]);

@@ -35,11 +35,12 @@ constexpr int kStepSumBytes = 2 * kMegakernelWarps * (kStepColumns + 1) * 4;
 // Rows in the ring are not padded. Their vec16s are swizzled, so that lanes that read together have no bank conflict:
 // an offset within the row is XORed with this.
 constexpr int segment_swizzle(int bits, int row) { return bits == 4 ? row % 4 * 32 : row % 2 * 64; }
-// The rows of x that the kernel of several rows is made for.
+// The most rows of x of a megakernel; those of several rows are made for 2, 4 and 8.
 constexpr int kMegakernelRows = 8;
+constexpr int megakernel_rows_of(int64_t batch) { return batch <= 2 ? int(batch) : batch <= 4 ? 4 : kMegakernelRows; }
 // Slots of a warp's ring; smaller slots are more. A slot has the segments of its rows, then, for quantised weights,
 // scales and offsets. rows: of x that a kernel is made for.
-constexpr int megakernel_slots(int bits, int rows) { return bits < 16 ? 2 : rows == 1 ? 5 : 4; }
+constexpr int megakernel_slots(int bits, int rows) { return bits < 16 ? 2 : rows <= 4 ? 5 : 4; }
 constexpr int megakernel_segment_bytes(int bits) { return bits == 16 ? 128 : kSegmentBytes; }
 constexpr int megakernel_groups_offset(int bits) { return kItemRows * megakernel_segment_bytes(bits); }
 constexpr int kGroupsBytes = kItemRows * kGroupBytes;
@@ -103,7 +104,7 @@ struct Mailboxes {
 
 struct MegakernelPlan {
   int blocks;        // of the grid; 0: no megakernel takes this model
-  int rows;          // of x that the kernel is made for: 1 or kMegakernelRows
+  int rows;          // of x that the kernel is made for: megakernel_rows_of
   int cluster_bits;  // log2 of the blocks of a cluster; 0 for one row
   PhasePlan phase[kPhases];
   MegakernelSmem smem;

@@ -34,7 +34,9 @@
 //   named barriers 1 to 4      a group's threads, in the mLSTM's step
 //   a warp's ring              its own cp.async groups, then __syncwarp
 //
-// Floor: the bytes of the weights, and of C in and out, over the bandwidth of memory.
+// Floor: the bytes of the weights, and of C in and out, over the bandwidth of memory. On an H200 with two rows bfloat16
+// is at 0.79 of it: products take the time of their bytes, and memory idles between phases, whose x takes three to eight
+// thousand clocks to be there. With eight rows of int4 instructions and loads of x bind (docs/lab/decode-h200.md).
 #pragma once
 
 #include "engine/gpu/prologue_epilogue.h"
@@ -45,9 +47,9 @@
 
 namespace xlstm::gpu::engine {
 
-template <class Weights>
-struct MegakernelRowsKernel {
-  static constexpr int kRows = kMegakernelRows;
+// kRows: of x that the kernel is made for.
+template <class Weights, int kRows>
+struct MegakernelRows {
   using Mainloop = MegakernelMainloop<Weights, kRows>;
   using Sums = typename Mainloop::Sums;
   using Ring = typename Mainloop::Ring;
@@ -59,7 +61,7 @@ struct MegakernelRowsKernel {
   int rank;           // in the cluster
   uint32_t turn = 0;  // rounds so far, of all phases
 
-  XLSTM_DEVICE MegakernelRowsKernel(const MegakernelParams& params, char* memory)
+  XLSTM_DEVICE MegakernelRows(const MegakernelParams& params, char* memory)
       : p(params), lds(memory), loop(params, memory), rank(BlockGroup(params).rank) {}
 
   XLSTM_DEVICE static Mbarrier received(const MegakernelParams& p, const char* lds) {
@@ -162,10 +164,18 @@ struct MegakernelRowsKernel {
     st_async_to_cta(uint32_t(to), lds_address(lds) + uint32_t(p.smem.factor + (rank * kRows + b) * 4), sum,
                     received(p, lds));
   }
+  // The sum in the order of the parts, whose loads overlap.
+  XLSTM_DEVICE static float sum_of_parts(const float* from, int stride, int parts) {
+    float sum = 0, part[1 << kMaxPartBits];
+#pragma unroll
+    for (int j = 0; j < 1 << kMaxPartBits; ++j) part[j] = j < parts ? from[j * stride] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 1 << kMaxPartBits; ++j) sum += part[j];
+    return sum;
+  }
   XLSTM_DEVICE float rms_factor(const GemmParams& gemm, int parts, int b) const {
     if (gemm.input != Input::rms) return 1;
-    float sum = 0;
-    for (int j = 0; j < parts; ++j) sum += floats(p.smem.factor)[j * kRows + b];
+    const float sum = sum_of_parts(floats(p.smem.factor) + b, kRows, parts);
     return 1 / __builtin_sqrtf(sum / float(gemm.columns) + gemm.norm_eps);
   }
 
@@ -218,26 +228,25 @@ struct MegakernelRowsKernel {
                                          ((((n >> p.cluster_bits) * parts + part) * kItemRows + row) * kRows + b) * 4);
     };
     const uint32_t owner = uint32_t(n & (blocks() - 1));
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-      st_async_to_cta(owner, sum_address(item_row() + 8 * j, 2 * quarter()), sums.batch_sum(0, j, 0),
-                      sums.batch_sum(0, j, 1), received(p, lds));
+    sums.each_pair([&](int row, int b, float sum, float next_sum) {
+      st_async_to_cta(owner, sum_address(row, b), sum, next_sum, received(p, lds));
+    });
   }
 
   XLSTM_DEVICE void epilogue(Phase phase, int block, int round) const {
     const GemmParams& gemm = p.phase[int(phase)].gemm;
     const bool is_swiglu = gemm.output == Output::swiglu;
-    const int rows = is_swiglu ? kItemRows / 2 : kItemRows, parts = loop.part(phase).parts();
-    for (int index = int(threadIdx.x); index < owned(phase, round) * rows * kRows; index += kMegakernelThreads) {
-      const int r = index % rows, b = index / rows % kRows, n = index / (rows * kRows);
+    const int bits = is_swiglu ? 3 : 4, parts = loop.part(phase).parts();
+    for (int index = int(threadIdx.x); index < owned(phase, round) * p.batch << bits; index += kMegakernelThreads) {
+      const int r = index & ((1 << bits) - 1), n = int(unsigned(index >> bits) / unsigned(p.batch));
+      const int b = (index >> bits) - n * p.batch;
       const RowItem item = Ring::item_of(p, lds, phase, round * round_items(phase) + (n << p.cluster_bits) + rank);
-      if (b >= p.batch || r >= item.rows) continue;
+      if (r >= item.rows) continue;
       const float factor = rms_factor(gemm, parts, b);
       const MegakernelWeights* const weights = p.block[block].linear + item.linear;
       const auto sum_of = [&](int linear, int row) {
         const float* const part_sums = floats(p.smem.partial_sums) + (n * parts * kItemRows + row) * kRows + b;
-        float sum = 0;
-        for (int j = 0; j < parts; ++j) sum += part_sums[j * kItemRows * kRows];
+        const float sum = sum_of_parts(part_sums, kItemRows * kRows, parts);
         const DeviceVector& bias = weights[linear].bias;
         return bias.data ? sum * factor + value_of(bias, item.first + r) : sum * factor;
       };
@@ -322,13 +331,13 @@ struct MegakernelRowsKernel {
   }
 };
 
-template <class Weights>
+template <class Weights, int kRows>
 __global__ __launch_bounds__(kMegakernelThreads, 1) void megakernel_rows(XLSTM_PARAM MegakernelParams kernel_arg) {
   if constexpr (kHopper) {
     extern __shared__ __align__(128) char lds[];
-    MegakernelRowsKernel<Weights>::prepare(kernel_arg, lds);
+    MegakernelRows<Weights, kRows>::prepare(kernel_arg, lds);
     __syncthreads();
-    MegakernelRowsKernel<Weights>(kernel_arg, lds).run();
+    MegakernelRows<Weights, kRows>(kernel_arg, lds).run();
   }
 }
 

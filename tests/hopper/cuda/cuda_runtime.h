@@ -145,6 +145,12 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return cudaSuccess;
 }
 
+// As many as are asked for: the emulator has a multiprocessor for each block.
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel*, const cudaLaunchConfig_t* config) {
+  return *clusters = int(config->gridDim.x / config->attrs[0].val.clusterDim.x), cudaSuccess;
+}
+
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
 enum { cudaEnableDefault };
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned version, int flags,
