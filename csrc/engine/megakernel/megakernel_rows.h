@@ -35,8 +35,9 @@
 //   a warp's ring              its own cp.async groups, then __syncwarp
 //
 // Floor: the bytes of the weights, and of C in and out, over the bandwidth of memory. On an H200 with two rows bfloat16
-// is at 0.79 of it: products take the time of their bytes, and memory idles between phases, whose x takes three to eight
-// thousand clocks to be there. With eight rows of int4 instructions and loads of x bind (docs/lab/decode-h200.md).
+// is at 0.79 of it: products take the time of their bytes, and memory idles between phases, whose x takes three to
+// eight thousand clocks to be there. With eight rows of int4 instructions and loads of x bind
+// (docs/lab/decode-h200.md).
 #pragma once
 
 #include "engine/gpu/prologue_epilogue.h"
