@@ -209,11 +209,7 @@ struct Megakernel {
       const MegakernelWeights* const weights = p.block[block].linear + item.linear;
       const auto sum_of = [&](int linear, int row) {
         const float* const part_sums = floats(p.smem.partial_sums) + n * parts * kItemRows + row;
-        float sum = 0, sums[1 << kMaxPartBits];
-#pragma unroll
-        for (int j = 0; j < 1 << kMaxPartBits; ++j) sums[j] = j < parts ? part_sums[j * kItemRows] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < 1 << kMaxPartBits; ++j) sum += sums[j];
+        const float sum = sum_of_parts(part_sums, kItemRows, parts);
         const DeviceVector& bias = weights[linear].bias;
         return bias.data ? sum * factor + value_of(bias, item.first + r) : sum * factor;
       };

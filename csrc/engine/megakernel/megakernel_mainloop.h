@@ -9,6 +9,16 @@
 
 namespace xlstm::gpu::engine {
 
+// The sum of the parts' sums in shared memory, in the order of the parts; their loads overlap.
+XLSTM_DEVICE float sum_of_parts(const float* from, int stride, int parts) {
+  float sum = 0, part[1 << kMaxPartBits];
+#pragma unroll
+  for (int j = 0; j < 1 << kMaxPartBits; ++j) part[j] = j < parts ? from[j * stride] : 0.0f;
+#pragma unroll
+  for (int j = 0; j < 1 << kMaxPartBits; ++j) sum += part[j];
+  return sum;
+}
+
 // kRows: of x that the kernel is made for.
 template <class Weights, int kRows>
 struct MegakernelMainloop {

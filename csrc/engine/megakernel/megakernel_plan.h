@@ -51,7 +51,6 @@ constexpr int group_swizzle(int row) { return row / 4 % 2 * 16; }
 
 // Tiles of C that a block updates at once: one by all threads, or of several rows of the batch as many as it has
 // threads for, up to four.
-constexpr int kMostTiles = 4;
 constexpr int threads_of_tile(int64_t dqk) {
   const int needed = int(dqk) / mlstm::kRecurrentRows * (kStepColumns / mlstm::kRecurrentColumns);
   return needed <= kMegakernelThreads / 4   ? kMegakernelThreads / 4

@@ -165,15 +165,6 @@ struct MegakernelRows {
     st_async_to_cta(uint32_t(to), lds_address(lds) + uint32_t(p.smem.factor + (rank * kRows + b) * 4), sum,
                     received(p, lds));
   }
-  // The sum in the order of the parts, whose loads overlap.
-  XLSTM_DEVICE static float sum_of_parts(const float* from, int stride, int parts) {
-    float sum = 0, part[1 << kMaxPartBits];
-#pragma unroll
-    for (int j = 0; j < 1 << kMaxPartBits; ++j) part[j] = j < parts ? from[j * stride] : 0.0f;
-#pragma unroll
-    for (int j = 0; j < 1 << kMaxPartBits; ++j) sum += part[j];
-    return sum;
-  }
   XLSTM_DEVICE float rms_factor(const GemmParams& gemm, int parts, int b) const {
     if (gemm.input != Input::rms) return 1;
     const float sum = sum_of_parts(floats(p.smem.factor) + b, kRows, parts);
