@@ -76,6 +76,12 @@ XLSTM_DEVICE uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
   asm("{ .reg .b32 none; mov.b32 none, 0x80008000; fma.rn.bf16x2 %0, %1, %2, none; }" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
+// a b + c, rounded once.
+XLSTM_DEVICE uint32_t fma_bfloat16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 XLSTM_DEVICE uint32_t add_float16(uint32_t a, uint32_t b) {
   uint32_t r;
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));

@@ -27,7 +27,7 @@ void launch_linear(const LinearPlan& plan, const DeviceLinear& w, int rows, cons
   const PackLinearParams pack{at.x, at.x_stride, rows, w.columns, plan.batch, steps, passes, at.panels, at.sums};
   const int64_t lanes = plan.passes * plan.batch * plan.steps * 4;
   launch("pack x of a quantised linear", pack_linear_kernel<Weights::kBits>,
-         {(lanes + kPackLinearThreads - 1) / kPackLinearThreads, kPackLinearThreads, 0}, stream, pack);
+         {(lanes + kPackLinearThreads - 1) / kPackLinearThreads, kPackLinearThreads, 0, true}, stream, pack);
   const LinearParams p{tensor_map(w.data, int(w.row_bytes / 2), w.rows, 1, 1, {0, 0, w.row_bytes / 2}, kLinearRows),
                        w,
                        rows,

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T on Hopper for few rows of x: bfloat16 x and y, quantised W. Weights go from memory to registers as they are
-// and are wgmma's A operand there; x is its B operand in shared memory. An integer is exact in bfloat16: a product has
-// no roundings but those of float sums.
+// and are wgmma's A operand there; x is its B operand in shared memory.
 //
-// Maths: y = sum over groups g of scale_g (q_g x_g) + offset_g sum(x_g). The sum of 64 features (a step) is one chain
-// of four wgmmas; it is scaled in float and added to the running sums, which the next chain does not touch.
+// Maths: y = sum over groups g of scale_g (q_g x_g) + offset_g sum(x_g). An integer is exact in bfloat16. Up to 32 rows
+// of x, the sum of 64 features (a step) is one chain of four wgmmas, which is scaled in float and added to the running
+// sums: a product has no roundings but those of float sums. For more rows the weights are scaled instead, and rounded
+// to bfloat16, as those that `widened` writes to memory are: a weight is scaled once, a sum for each row of x.
 //
 // Who owns what: a cluster has a tile, 128 rows of weights by kBatch rows of x, and each of its blocks a part of the
 // features. Two consumer warpgroups have 64 rows each; a producer warp loads weights and x by TMA; consumers load the
 // scales and offsets of the block's groups once, by cp.async. At the end each block sums up an equal share of the rows:
-// all blocks send it their partial sums, which it adds in the order of parts. Where registers allow it two blocks share
-// a multiprocessor.
+// all blocks send it their partial sums, which it adds in the order of parts. Where registers allow it and there are
+// more blocks than multiprocessors, two share one.
 //
 // Barriers:
 //
@@ -19,10 +20,12 @@
 //   bar 1           consumers: scales and offsets are there    consumers    once
 //   full[stage]     the producer, with the bytes               consumers    once around the ring
 //   empty[stage]    each consumer warp                         producer     once around the ring
-//   cluster_sync    all: no block reads its stages any more    all          once; none of these for one part
-//   bar 1           consumers: the block's sums are stored     consumers    once
-//   received        the producer, with the bytes of all parts  consumers    once
-//   cluster_sync    all: no block is read from any more        all          once
+//   cluster_sync    all: no block reads its stages any more    all          once; not for one part
+//   bar 1           consumers: the block's sums are stored     consumers    once; not for one part
+//   received        the producer, with the bytes of all parts  consumers    once; not for one part
+//   bar 1           consumers: nothing in LDS is read any more consumers    once
+//   bar 1           consumers: y is in LDS                     consumers    once
+//   cluster_sync    all: no block is read from any more        all          once; not for one part
 //
 // Timeline of a block; a stage has 128 bytes of each row:
 //
@@ -31,8 +34,8 @@
 //   consumers  | scales                 | stage 0 | 1 | 2 | ...              | cluster_sync, sums to owners, y |
 //
 // Floor: the bytes of the weights over the bandwidth of memory; a block reads 2 kBatch bytes of x from L2 a feature,
-// beside 128 rows of weights. What binds is a warpgroup's chain of a step: load, convert (LOP3 at half rate), wgmmas,
-// scale. The next step's weights are converted while wgmmas run, but not across stages, where ptxas would serialise.
+// beside 128 rows of weights. What binds is issue, 130 to 190 instructions of a warp and step at half of the slots:
+// half of them convert weights (LOP3 at half rate), and few warps hide each other's latency.
 #pragma once
 
 #include "arch/hopper/hopper.h"
@@ -84,6 +87,7 @@ template <int kBits>
 __global__ __launch_bounds__(kPackLinearThreads) void pack_linear_kernel(XLSTM_PARAM PackLinearParams kernel_arg) {
   if constexpr (kHopper) {
     pdl_trigger();
+    pdl_wait();
     LinearPacker<kBits>{kernel_arg}.run();
   }
 }
@@ -95,9 +99,10 @@ struct QuantisedLinear {
   static constexpr int kBits = Weights::kBits, kStageSteps = linear_stage_steps(kBits);
   static constexpr LinearStage kStage = linear_stage(kBits, kBatch, kOffsets);
   static constexpr int kPanelBytes = linear_panel_bytes(kBatch), kStepBytes = kStepFeatures * kBits / 8;
-  static constexpr int kSums = kBatch / 2;         // registers of a thread
-  static constexpr uint32_t kZeros = 0x41c041c0u;  // 24 twice: what a nibble's zero and 16 are
-  static constexpr bool kAhead = kBatch <= 32 || (kBatch == 64 && linear_blocks_per_sm(kBits, kBatch) == 1);
+  static constexpr int kSums = kBatch / 2;  // registers of a thread
+  static constexpr bool kScalesWeights = linear_scales_weights(kBatch), kXSums = linear_has_x_sums(kBatch, kOffsets);
+  static constexpr uint32_t kZeros = 0x41c041c0u;    // 24 twice: what a nibble's zero and 16 are
+  static constexpr int kLoadBytes = kStepBytes / 4;  // of a row and step, by a thread
   using Load = typename Weights::Load;
 
   const LinearParams& p;
@@ -144,30 +149,10 @@ struct QuantisedLinear {
       if (p.part_bits) received().arrive_expect_tx(uint32_t(kStage.tile_sums));  // of all parts, of this block's rows
     }
     __syncthreads();
-    float sum[kSums];
-    if (!produces) {
-      load_groups(p.w.scales, p.smem.scales);
-      if constexpr (kOffsets) load_groups(p.w.offsets, p.smem.offsets);
-      cp_async_commit();
-      cp_async_wait_group<0>();
-      barrier_sync(1, kLinearConsumers);
-      consume(sum);
-    } else if (lane_id() == 0) {
-      load_operands();
-    }
-    __syncwarp();
-    if (p.part_bits == 0) {
-      if (!produces) store_own(sum);
-      return;
-    }
-    cluster_sync();
-    if (!produces) {
-      share_sums(sum);
-      received().wait(0);
-      store_shared();
-    }
-    __syncwarp();
-    cluster_sync();  // a block that has ended could not be read from
+    if (produces)
+      produce();
+    else
+      consume();
   }
 
   // ---- scales and offsets
@@ -189,6 +174,14 @@ struct QuantisedLinear {
 
   // ---- producer: one thread
 
+  XLSTM_DEVICE void produce() const {
+    if (lane_id() == 0) load_operands();
+    __syncwarp();
+    if (p.part_bits) {
+      cluster_sync();
+      cluster_sync();
+    }
+  }
   // Weights of the ring's first stages do not wait for the kernel that packs x.
   XLSTM_DEVICE void load_operands() const {
     const int early = stages() < p.smem.stages ? stages() : p.smem.stages;
@@ -212,7 +205,7 @@ struct QuantisedLinear {
     return left < kStageSteps ? left : kStageSteps;
   }
   XLSTM_DEVICE void announce(int n, int slot) const {
-    const int x_bytes = steps_of(n) * (kPanelBytes + (kOffsets ? kBatch * 4 : 0));
+    const int x_bytes = steps_of(n) * (kPanelBytes + (kXSums ? kBatch * 4 : 0));
     full(slot).arrive_expect_tx(uint32_t(kLinearRows * kLinearRowBytes + x_bytes));
   }
   XLSTM_DEVICE void load_weights(int n, int slot) const {
@@ -223,88 +216,158 @@ struct QuantisedLinear {
     const int64_t panel = int64_t(pass) * p.steps + first + n * kStageSteps;
     const uint32_t stage = lds_at + uint32_t(slot * kStage.bytes);
     bulk_load(stage + kStage.x, p.panels + panel * kPanelBytes, uint32_t(steps_of(n) * kPanelBytes), full(slot));
-    if constexpr (kOffsets)
+    if constexpr (kXSums)
       bulk_load(stage + kStage.x_sums, p.sums + panel * kBatch, uint32_t(steps_of(n) * kBatch * 4), full(slot));
   }
 
   // ---- consumers
 
+  XLSTM_DEVICE void consume() const {
+    load_groups(p.w.scales, p.smem.scales);
+    if constexpr (kOffsets) load_groups(p.w.offsets, p.smem.offsets);
+    cp_async_commit();
+    cp_async_wait_group<0>();
+    barrier_sync(1, kLinearConsumers);
+    float sum[kSums] = {};
+    with_dtype(p.w.dtype, [&](auto element) { multiply(element, thread_rows(), sum); });
+    if (p.part_bits) {
+      cluster_sync();
+      share_sums(sum);
+      received().wait(0);
+      add_parts(sum);
+    }
+    store_y(sum);
+    if (p.part_bits) cluster_sync();  // a block that has ended could not be read from
+  }
+
   // The first of a thread's two rows of the tile.
   XLSTM_DEVICE static int thread_row() { return wave_id() * 16 + linear_lane_row(lane_id() / 4); }
 
-  XLSTM_DEVICE void consume(float (&sum)[kSums]) const {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sum[i] = 0;
-    Slot slot;
-#pragma unroll 1
-    for (int k = 0; k < steps; k += kStageSteps) {
-      full(slot.index).wait(slot.parity);
-      multiply_stage(lds + slot.index * kStage.bytes, k, sum);
-      empty(slot.index).arrive_once_per_warp();
-      slot.next(p.smem.stages);
-    }
-  }
-
-  XLSTM_DEVICE void multiply_stage(const char* stage, int k, float (&sum)[kSums]) const {
-    uint32_t a[kStageSteps][4][4];
-    float part_sum[kSums];
-    read_weights(stage, 0, a[0]);
-#pragma unroll
-    for (int s = 0; s < kStageSteps; ++s) {
-      if (k + s >= steps) break;
-      const uint64_t x = k_major_descriptor(lds_address(stage) + kStage.x + s * kPanelBytes);
-      wgmma_fence();
-#pragma unroll
-      for (int k16 = 0; k16 < 4; ++k16) wgmma_rs<false>(part_sum, a[s][k16], x + k16 * kNextKMajor, k16 > 0);
-      wgmma_commit();
-      if (kAhead && s + 1 < kStageSteps) read_weights(stage, s + 1, a[s + 1 < kStageSteps ? s + 1 : s]);
-      float scale[2], offset[2];
-      read_groups(k + s, scale, offset);
-      wgmma_wait<0>(part_sum);
-      if (!kAhead && s + 1 < kStageSteps) read_weights(stage, s + 1, a[s + 1 < kStageSteps ? s + 1 : s]);
-      add_step(stage, s, part_sum, scale, offset, sum);
-    }
-  }
-  // A thread's 16 weights of two rows of a step, as the operands of four instructions.
-  XLSTM_DEVICE static void read_weights(const char* stage, int s, uint32_t (&a)[4][4]) {
-    constexpr int kLoadBytes = kStepBytes / 4;
+  // A thread's two rows in shared memory: their first bytes in a stage, and their scales from the block's first group.
+  struct ThreadRows {
+    uint32_t weights[2], groups[2];
+  };
+  XLSTM_DEVICE ThreadRows thread_rows() const {
+    ThreadRows at;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int byte = s * kStepBytes + lane_id() % 4 * kLoadBytes;
-      const char* const from = stage + panel_vec16_offset(uint32_t(thread_row() + j), uint32_t(byte / 16)) + byte % 16;
+      const int row = thread_row() + j, byte = lane_id() % 4 * kLoadBytes;
+      at.weights[j] = panel_vec16_offset(uint32_t(row), uint32_t(byte / 16)) + uint32_t(byte % 16);
+      at.groups[j] = uint32_t(row * p.smem.scale_row + first_group_byte(row) % 16);
+    }
+    return at;
+  }
+
+  // While a step's wgmmas run, the next step's weights are converted: those of the next stage, too. A step's sums are
+  // the next terms of a thread's sums, where weights are scaled, or a chain of their own, which is scaled and added.
+  template <class Element>
+  XLSTM_DEVICE void multiply(Element element, const ThreadRows& at, float (&sum)[kSums]) const {
+    uint32_t a[2][4][4];
+    float step_sum[kScalesWeights ? 1 : kSums];
+    const auto group_of = [&](int step) { return (first + step >> group_shift()) - (first >> group_shift()); };
+    Slot slot;
+    full(0).wait(0);
+    read_weights(element, lds, 0, 0, at, a[0]);
+#pragma unroll 1
+    for (int k = 0; k < steps; k += kStageSteps) {
+      const int at_slot = slot.index;
+      const char* const stage = lds + at_slot * kStage.bytes;
+      slot.next(p.smem.stages);
+#pragma unroll
+      for (int s = 0; s < kStageSteps; ++s) {
+        if (k + s >= steps) break;
+        const uint64_t x = k_major_descriptor(lds_address(stage) + kStage.x + s * kPanelBytes);
+        wgmma_fence();
+#pragma unroll
+        for (int k16 = 0; k16 < 4; ++k16) {
+          if constexpr (kScalesWeights)
+            wgmma_rs<false>(sum, a[s % 2][k16], x + k16 * kNextKMajor);
+          else
+            wgmma_rs<false>(step_sum, a[s % 2][k16], x + k16 * kNextKMajor, k16 > 0);
+        }
+        wgmma_commit();
+        if (s + 1 < kStageSteps) {
+          read_weights(element, stage, s + 1, group_of(k + s + 1), at, a[(s + 1) % 2]);
+        } else if (k + kStageSteps < steps) {
+          full(slot.index).wait(slot.parity);
+          read_weights(element, lds + slot.index * kStage.bytes, 0, group_of(k + kStageSteps), at, a[0]);
+        }
+        if constexpr (kScalesWeights) {
+          wgmma_wait<0>(sum);
+        } else {
+          float scale[2], offset[2];
+          read_groups(element, group_of(k + s), at, scale, offset);
+          wgmma_wait<0>(step_sum);
+          add_step(stage, s, step_sum, scale, offset, sum);
+        }
+      }
+      empty(at_slot).arrive_once_per_warp();
+    }
+  }
+  // A thread's 16 weights of two rows of a step, the stage's sth, as the operands of four instructions. The swizzle of
+  // a row is an exclusive or, so a step's place is the first one's with other bits.
+  template <class Element>
+  XLSTM_DEVICE void read_weights(Element element, const char* stage, int s, int group, const ThreadRows& at,
+                                 uint32_t (&a)[4][4]) const {
+    float scale[2], offset[2];
+    if constexpr (kScalesWeights) read_groups(element, group, at, scale, offset);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const char* const from = stage + (at.weights[j] ^ uint32_t(s * kStepBytes));
       Load load;
       if constexpr (kLoadBytes == 16)
         load = read_vec16(from);
       else
         load = __builtin_bit_cast(Load, *reinterpret_cast<const uint64_t*>(from));
+      const WeightScale to_scale(scale[j], offset[j]);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         Vec16 of_load[1];
         Weights::to_bfloat16(load, n, of_load);
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const uint32_t pair = of_load[0].word[w];
-          a[2 * n + w / 2][w % 2 * 2 + j] = kBits == 4 && !kOffsets ? subtract_bfloat16(pair, kZeros) : pair;
+          uint32_t pair = of_load[0].word[w];
+          if constexpr (kBits == 4 && !kOffsets) pair = subtract_bfloat16(pair, kZeros);
+          a[2 * n + w / 2][w % 2 * 2 + j] = kScalesWeights ? to_scale.apply(pair) : pair;
         }
       }
     }
   }
-  // A step's scales of a thread's two rows, and what the sum of x is multiplied by.
-  XLSTM_DEVICE void read_groups(int step, float (&scale)[2], float (&offset)[2]) const {
-    const int group = (first + step >> group_shift()) - (first >> group_shift());
-    with_dtype(p.w.dtype, [&](auto element) {
+  // A group's scale and offset as sums of two bfloat16, each twice in a register: a scaled weight is rounded as a float
+  // would be.
+  struct WeightScale {
+    uint32_t scale, scale_rest, offset, offset_rest;
+
+    XLSTM_DEVICE WeightScale(float scale_of, float offset_of) {
+      if constexpr (kScalesWeights) split(scale_of, scale, scale_rest);
+      if constexpr (kScalesWeights && kOffsets) split(offset_of, offset, offset_rest);
+    }
+    XLSTM_DEVICE static void split(float x, uint32_t& rounded, uint32_t& rest) {
+      rounded = pack(BFloat16{}, x, x);
+      const float left = x - low_float(BFloat16{}, rounded);
+      rest = pack(BFloat16{}, left, left);
+    }
+    XLSTM_DEVICE uint32_t apply(uint32_t weights) const {
+      const uint32_t rest = fma_bfloat16(weights, scale_rest, kOffsets ? offset_rest : 0);
+      if constexpr (!kOffsets) return fma_bfloat16(weights, scale, rest);
+      return add_bfloat16(fma_bfloat16(weights, scale, offset), rest);
+    }
+  };
+  // A group's scales of a thread's two rows, and its offsets: what is added to weights, or what x's sum is multiplied
+  // by, where a nibble counts from -16.
+  template <class Element>
+  XLSTM_DEVICE void read_groups(Element element, int group, const ThreadRows& at, float (&scale)[2],
+                                float (&offset)[2]) const {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const char* const row = lds + (thread_row() + j) * p.smem.scale_row + first_group_byte(thread_row() + j) % 16;
-        const auto number = [&](int at) {
-          return low_float(element, *reinterpret_cast<const uint16_t*>(row + at + group * 2));
-        };
-        scale[j] = number(p.smem.scales);
-        if constexpr (kOffsets) offset[j] = __builtin_fmaf(Weights::kZero, scale[j], number(p.smem.offsets));
-      }
-    });
+    for (int j = 0; j < 2; ++j) {
+      const char* const row = lds + at.groups[j] + group * 2;
+      scale[j] = low_float(element, *reinterpret_cast<const uint16_t*>(row + p.smem.scales));
+      offset[j] = 0;
+      if constexpr (kOffsets) offset[j] = low_float(element, *reinterpret_cast<const uint16_t*>(row + p.smem.offsets));
+      if constexpr (kOffsets) offset[j] = __builtin_fmaf(Weights::kZero, scale[j], offset[j]);
+    }
   }
-  XLSTM_DEVICE static void add_step(const char* stage, int s, const float (&part_sum)[kSums], const float (&scale)[2],
+  XLSTM_DEVICE static void add_step(const char* stage, int s, const float (&step_sum)[kSums], const float (&scale)[2],
                                     const float (&offset)[2], float (&sum)[kSums]) {
 #pragma unroll
     for (int i = 0; i < kSums; i += 4) {
@@ -313,24 +376,17 @@ struct QuantisedLinear {
         x_sum = *reinterpret_cast<const float2*>(stage + kStage.x_sums + (s * kBatch + i * 2 + lane_id() % 4 * 2) * 4);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        sum[i + r] = __builtin_fmaf(scale[r / 2], part_sum[i + r], sum[i + r]);
+        sum[i + r] = __builtin_fmaf(scale[r / 2], step_sum[i + r], sum[i + r]);
         if constexpr (kOffsets) sum[i + r] = __builtin_fmaf(offset[r / 2], r % 2 ? x_sum.y : x_sum.x, sum[i + r]);
       }
     }
   }
 
-  // ---- epilogue: of a thread's sums, four at a time are of its two rows and of two rows of x
+  // ---- epilogue
+  //
+  // Of a thread's sums, four at a time (a set) are of its two rows and of two rows of x. A block owns the rows of so
+  // many threads: all, or the part's share. Its y goes to shared memory, where the ring was, and from there by rows.
 
-  XLSTM_DEVICE int first_tile_row() const { return tile * kLinearRows; }
-  XLSTM_DEVICE void store_own(const float (&sum)[kSums]) const {
-#pragma unroll
-    for (int i = 0; i < kSums; i += 4)
-      store_pairs(first_tile_row() + thread_row(), i * 2 + lane_id() % 4 * 2,
-                  {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]});
-  }
-
-  // A block owns the rows of so many threads. By parts, its place for partial sums has a vec16 of each of these threads
-  // for each four sums; and so it has, by owners, its own.
   XLSTM_DEVICE int owner_bits() const { return 8 - p.part_bits; }
   XLSTM_DEVICE int share_bytes() const { return kSums * 4 << owner_bits(); }
   XLSTM_DEVICE int vec16_offset(int share, int set, int thread) const {
@@ -349,42 +405,67 @@ struct QuantisedLinear {
       bulk_copy_to_cta(uint32_t(at), lds_at + uint32_t(part * share_bytes()),
                        lds_address(own) + uint32_t(at * share_bytes()), uint32_t(share_bytes()), received());
   }
-  XLSTM_DEVICE void store_shared() const {
-    for (int at = int(threadIdx.x); at < kSums / 4 << owner_bits(); at += kLinearConsumers) {
-      const int set = at >> owner_bits(), thread = at - (set << owner_bits()), of = (part << owner_bits()) + thread;
-      float sum[4] = {};
-#pragma unroll 2
-      for (int n = 0; n < 1 << p.part_bits; ++n) {
-        const Vec16 vec = read_vec16(lds + vec16_offset(n, set, thread));
+  // Of the block's share a thread has every 2^part_bits-th set. Adds the partial sums of all parts, which become the
+  // thread's first ones.
+  XLSTM_DEVICE int share_thread() const { return int(threadIdx.x) & ((1 << owner_bits()) - 1); }
+  XLSTM_DEVICE int first_set() const { return int(threadIdx.x) >> owner_bits(); }
+  XLSTM_DEVICE void add_parts(float (&sum)[kSums]) const {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) sum[r] += as_float(vec.word[r]);
+    for (int n = 0; n < kSums / 8; ++n) {
+      const int set = first_set() + (n << p.part_bits);
+      if (set >= kSums / 4) break;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) sum[4 * n + r] = 0;
+      for (int of = 0; of < 1 << p.part_bits; ++of) {
+        const Vec16 vec = read_vec16(lds + vec16_offset(of, set, share_thread()));
+#pragma unroll
+        for (int r = 0; r < 4; ++r) sum[4 * n + r] += as_float(vec.word[r]);
       }
-      store_pairs(first_tile_row() + of / 32 * 16 + linear_lane_row(of % 32 / 4), set * 8 + of % 4 * 2, sum);
     }
   }
-  XLSTM_DEVICE void store_pairs(int row, int b, const float (&sum)[4]) const {
-    if (row >= p.w.rows) return;
-    const bool pair = row + 1 < p.w.rows, words = p.stride % 2 == 0 && pair;  // else a pair is not aligned
-    const float bias[2] = {p.w.bias.data ? value_of(p.w.bias, row) : 0.0f,
-                           p.w.bias.data && pair ? value_of(p.w.bias, row + 1) : 0.0f};
+
+  // Rows of weights that the block owns, and its y in shared memory: by rows of x, 16 bytes more apart than they have,
+  // for the banks.
+  XLSTM_DEVICE int share_rows() const { return kLinearRows >> p.part_bits; }
+  XLSTM_DEVICE int first_y_row() const { return tile * kLinearRows + part * share_rows(); }
+  XLSTM_DEVICE char* y_row(int b) const { return lds + b * (share_rows() * 2 + 16); }
+
+  XLSTM_DEVICE void store_y(const float (&sum)[kSums]) const {
+    const int row = share_thread() / 32 * 16 + linear_lane_row(share_thread() % 32 / 4);
+    const auto bias_of = [&](int r) { return p.w.bias.data && r < p.w.rows ? value_of(p.w.bias, r) : 0.0f; };
+    const float bias[2] = {bias_of(first_y_row() + row), bias_of(first_y_row() + row + 1)};
+    barrier_sync(1, kLinearConsumers);  // the ring, or what came from other blocks, has been read
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int of_all = pass * kBatch + b + c;
-      if (of_all >= p.rows) continue;
-      const uint32_t y = pack(BFloat16{}, sum[c] + bias[0], sum[c + 2] + bias[1]);
-      uint16_t* const at = static_cast<uint16_t*>(p.y) + of_all * p.stride + row;
-      if (words) {
-        *reinterpret_cast<uint32_t*>(at) = y;
-      } else {
-        at[0] = uint16_t(y);
-        if (pair) at[1] = uint16_t(y >> 16);
-      }
+    for (int n = 0; n < kSums / 4; ++n) {
+      const int set = first_set() + (n << p.part_bits);
+      if (set >= kSums / 4) break;
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        *reinterpret_cast<uint32_t*>(y_row(set * 8 + lane_id() % 4 * 2 + c) + row * 2) =
+            pack(BFloat16{}, sum[4 * n + c] + bias[0], sum[4 * n + c + 2] + bias[1]);
+    }
+    barrier_sync(1, kLinearConsumers);
+    const int left = p.w.rows - first_y_row(), rows = left < share_rows() ? left : share_rows();
+    if (p.stride % 8 == 0 && rows % 8 == 0)
+      store_y_rows<Vec16>(rows);
+    else
+      store_y_rows<uint16_t>(rows);
+  }
+  // Piece: what a thread stores at once.
+  template <class Piece>
+  XLSTM_DEVICE void store_y_rows(int rows) const {
+    const int pieces = share_rows() * 2 / int(sizeof(Piece)), inside = rows * 2 / int(sizeof(Piece));
+    for (int at = int(threadIdx.x); at < kBatch * pieces; at += kLinearConsumers) {
+      const int b = at / pieces, piece = at % pieces, of_all = pass * kBatch + b;
+      if (of_all >= p.rows || piece >= inside) continue;
+      Piece* const to = reinterpret_cast<Piece*>(static_cast<uint16_t*>(p.y) + of_all * p.stride + first_y_row());
+      to[piece] = reinterpret_cast<const Piece*>(y_row(b))[piece];
     }
   }
 };
 
 template <class Weights, int kBatch, bool kOffsets>
-__global__ __launch_bounds__(kLinearThreads, linear_blocks_per_sm(Weights::kBits, kBatch)) void quantised_linear_kernel(
+__global__ __launch_bounds__(kLinearThreads, linear_blocks_per_sm(kBatch)) void quantised_linear_kernel(
     XLSTM_PARAM LinearParams kernel_arg) {
   if constexpr (kHopper) {
     extern __shared__ __align__(1024) char lds[];

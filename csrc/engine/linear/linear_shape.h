@@ -12,7 +12,7 @@ constexpr int kLinearBatch[] = {16, 32, 64, 128};
 constexpr int kMostLinearRows = 256;  // of x: for more, dequantised weights in memory cost little beside the product
 constexpr int kLinearRows = 128;      // of weights in a tile: wgmma's 64 of two warpgroups
 constexpr int kLinearConsumers = 256, kLinearThreads = kLinearConsumers + 32;  // and a producer warp
-constexpr int kMostLinearParts = 8;                                            // blocks of a cluster
+constexpr int kMostLinearParts = 4;                                            // blocks of a cluster
 constexpr int kMostLinearStages = 8, kLeastLinearStages = 2;
 
 // A stage of the pipeline has 128 bytes of each row.
@@ -20,7 +20,12 @@ constexpr int kLinearRowBytes = 128;
 constexpr int linear_stage_steps(int bits) { return kLinearRowBytes * 8 / bits / kStepFeatures; }
 
 // Blocks that share a multiprocessor, where their registers and stages allow it: one loads while the other sums up.
-constexpr int linear_blocks_per_sm(int bits, int batch) { return batch <= 32 || (batch == 64 && bits == 8) ? 2 : 1; }
+constexpr int linear_blocks_per_sm(int batch) { return batch <= 64 ? 2 : 1; }
+
+// From so many rows of x on, weights are scaled when they become bfloat16, not the sums of 64 features: a sum would be
+// scaled for each row of x, a weight is for all of them.
+constexpr bool linear_scales_weights(int batch) { return batch >= 64; }
+constexpr bool linear_has_x_sums(int batch, bool offsets) { return offsets && !linear_scales_weights(batch); }
 
 // Where a stage has what: a panel of weights, one of x for each step (arch/hopper/hopper.h), sums of x. And the bytes
 // of the tile's sums.
@@ -33,7 +38,7 @@ constexpr LinearStage linear_stage(int bits, int batch, bool offsets) {
   LinearStage at{};
   at.x = kLinearRows * kLinearRowBytes;
   at.x_sums = at.x + steps * linear_panel_bytes(batch);
-  at.bytes = (at.x_sums + (offsets ? steps * batch * 4 : 0) + 1023) / 1024 * 1024;
+  at.bytes = (at.x_sums + (linear_has_x_sums(batch, offsets) ? steps * batch * 4 : 0) + 1023) / 1024 * 1024;
   at.tile_sums = kLinearRows * batch * 4;
   return at;
 }
@@ -67,10 +72,8 @@ constexpr LinearSmem linear_smem_within(const LinearStage& stage, int steps, int
   }
   return at;
 }
-// What a block may have of a chip's shared memory for a block: each block has 1 KB more.
-constexpr int linear_most_lds(int bits, int batch, int lds_bytes) {
-  return linear_blocks_per_sm(bits, batch) == 2 ? lds_bytes / 2 - 512 : lds_bytes;
-}
+// What a block may have of a chip's shared memory for a block where two share it: each block has 1 KB more.
+constexpr int half_lds(int lds_bytes) { return lds_bytes / 2 - 512; }
 
 // ---- the order of features
 //

@@ -41,6 +41,13 @@ inline float low_number(uint32_t bits) { return __builtin_bit_cast(float, bits <
 inline uint32_t subtract_bfloat16(uint32_t a, uint32_t b) {
   return pack_bfloat16(low_number(a) - low_number(b), low_number(a >> 16) - low_number(b >> 16));
 }
+inline uint32_t add_bfloat16(uint32_t a, uint32_t b) {
+  return pack_bfloat16(low_number(a) + low_number(b), low_number(a >> 16) + low_number(b >> 16));
+}
+inline uint32_t fma_bfloat16(uint32_t a, uint32_t b, uint32_t c) {  // a product of two bfloat16 is exact in float
+  return pack_bfloat16(low_number(a) * low_number(b) + low_number(c),
+                       low_number(a >> 16) * low_number(b >> 16) + low_number(c >> 16));
+}
 inline uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
   return pack_bfloat16(low_number(a) * low_number(b), low_number(a >> 16) * low_number(b >> 16));
 }
