@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serving: an engine that answers many requests at a time with one model, by constant-size states in slots."""
+
+from .config import EngineConfig
+from .engine import Engine, EngineClosed, QueueFull
+from .metrics import HistogramSnapshot, Snapshot
+from .params import FINISH_REASONS, STRUCTURES, Output, Request, SamplingParams, Structure
+
+__all__ = [
+    "FINISH_REASONS",
+    "STRUCTURES",
+    "Engine",
+    "EngineClosed",
+    "EngineConfig",
+    "HistogramSnapshot",
+    "Output",
+    "QueueFull",
+    "Request",
+    "SamplingParams",
+    "Snapshot",
+    "Structure",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
