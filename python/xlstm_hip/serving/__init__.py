@@ -2,7 +2,7 @@
 """Serving: an engine that answers many requests at a time with one model, by constant-size states in slots."""
 
 from .config import EngineConfig
-from .engine import Engine, EngineClosed, QueueFull
+from .engine import Engine, EngineClosed, EngineFailed, QueueFull
 from .metrics import HistogramSnapshot, Snapshot
 from .params import FINISH_REASONS, STRUCTURES, Output, Request, SamplingParams, Structure
 
@@ -12,6 +12,7 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "EngineConfig",
+    "EngineFailed",
     "HistogramSnapshot",
     "Output",
     "QueueFull",

@@ -57,7 +57,9 @@ class PrefixCache:
 
     def __init__(self, limit: int, chunk: int) -> None:
         self._limit, self._chunk = limit, chunk
-        self._entries: OrderedDict[bytes, KeptState] = OrderedDict()  # by the hash of their tokens; used last: at the end
+        self._entries: OrderedDict[bytes, KeptState] = (
+            OrderedDict()
+        )  # by the hash of their tokens; used last: at the end
         self._boundaries: dict[bytes, bytes] = {}  # by the same: the hash at the boundary before their end
         self._lengths: dict[bytes, Counter[int]] = {}  # by that: of how many tokens entries are, and how many are
         self._used: set[bytes] = set()  # those that something has gone on from

@@ -28,6 +28,7 @@ class KeptState:
     tokens: np.ndarray  # int32
     state: State
     logits: Tensor | None  # (1, V)
+    copied: torch.cuda.Event | None = None  # of a copy on the host: after it the host may read the state
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +74,13 @@ class Slots:
     def used(self) -> int:
         return len(self._row_of)
 
+    @property
+    def decoding(self) -> int:
+        return sum(self._decodes)
+
+    def has(self, id: str) -> bool:
+        return id in self._row_of
+
     def claim(self, id: str) -> None:
         """Takes the highest free row for a request; its state is the initial one."""
         row = max(row for row, owner in enumerate(self._owner) if owner is None)
@@ -92,16 +100,21 @@ class Slots:
         """Copies a state into the request's row."""
         torch._foreach_copy_(self._tensors(self._row_of[id]), [x for layer in state.values() for x in layer], True)
 
-    def copy(self, id: str, to_host: bool = False) -> State:
-        """A copy of the request's state, on the host or beside the slots."""
-        if not to_host or self._device.type == "cpu":
-            return {block: (c.clone(), n.clone(), m.clone()) for block, (c, n, m) in self.state_of(id).items()}
-        copied: State = {}
-        for block, layer in self.state_of(id).items():
-            # Pinned, and only copied on this stream again: nothing needs to wait for it.
-            c, n, m = (torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in layer)
-            copied[block] = (c, n, m)
-        return copied
+    def keep(self, id: str, tokens: np.ndarray, logits: Tensor | None, to_host: bool = False) -> KeptState:
+        """A copy of the request's state, on the host or beside the slots; tokens are those that it has read."""
+        kept = [x for layer in self.state_of(id).values() for x in layer]
+        logits = None if logits is None else logits.clone()
+        copied = None
+        if to_host and self._graphs:
+            # Pinned: the copies are only queued here, and so are those back, behind them.
+            kept = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in kept]
+            logits = None if logits is None else logits.cpu()
+            copied = torch.cuda.Event()
+            copied.record()
+        else:
+            kept = [x.clone() for x in kept]
+        state: State = {b: (kept[3 * n], kept[3 * n + 1], kept[3 * n + 2]) for n, b in enumerate(self._rows)}
+        return KeptState(tokens.copy(), state, logits, copied)
 
     def decode(self, id: str) -> None:
         """The request has been read, and its row joins those that decode: it moves to the lowest free row below it."""
