@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler without a model: slots, the budget, order, ageing, preemption and fairness, under any course of events."""
+"""The scheduler without a model: slots, budget, order, ageing, preemption, fairness, under any course of events."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class EngineConfig:
 
     slots                 requests that are read or answered at a time; each has a state, all in one allocation
     prefill_chunk         prompts are read in pieces that end at multiples of it
-    token_budget          prompt tokens of a step at most, beside the rows that decode: it bounds the time between tokens
+    token_budget          prompt tokens of a step at most, beside rows that decode: it bounds the time between tokens
     max_waiting           requests that wait for a slot; more are refused (QueueFull)
     max_prompt_tokens     of a request; None: no limit
     max_new_tokens        greatest max_tokens of a request; None: no limit
@@ -32,10 +32,10 @@ class EngineConfig:
     state_dtype           "float32" or "bfloat16" (half the memory; docs/generation.md). None: as the model is. It is
                           written to the model's configuration
     prefix_cache_bytes    of states of prompts that are kept for others with the same beginning; 0: none
-    prefix_cache_device   "host" or "device": where those lie
+    prefix_cache_device   "device" (beside the slots, a copy is quick) or "host": where those lie
     prefix_cache_states   of one request at most: beyond, every second of them is dropped
-    cache_answers         whether the state at an answer's end is kept, too. A conversation that goes on from it was read
-                          in other pieces than its text at once, which may change last bits
+    cache_answers         whether the state at an answer's end is kept, too. A conversation that goes on from it was
+                          read in other pieces than its text at once, which may change last bits
     swap_bytes            of host memory for states that left their slot: of sessions and of preempted requests
     swap_folder           a folder for states of sessions that swap_bytes does not hold; None: those are dropped
     swap_folder_bytes     of files in it at most
@@ -53,7 +53,7 @@ class EngineConfig:
     fixed_rows: bool = False
     state_dtype: str | None = None
     prefix_cache_bytes: int = 1024 * MIB
-    prefix_cache_device: str = "host"
+    prefix_cache_device: str = "device"
     prefix_cache_states: int = 16
     cache_answers: bool = True
     swap_bytes: int = 1024 * MIB

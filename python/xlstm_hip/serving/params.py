@@ -47,11 +47,11 @@ class Structure:
 def _number(name: str, value: Any, least: float, most: float, above: bool = False) -> None:
     """Raises unless value is a finite number from least to most; above: greater than least."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not least <= value <= most or (above and value == least):
-        low = f"above {least:g}" if above else f"from {least:g}"
-        upto = "" if most == math.inf else f" to {most:g}" if not above else f" and up to {most:g}"
-        more = " up" if not above and most == math.inf else ""
-        raise ValueError(f"{name}: expected a finite number {low}{more}{upto}, got {value!r}")
+    if is_number and least <= value <= most and not (above and value == least):
+        return
+    low = "" if least == -math.inf else f" above {least:g}" if above else f" from {least:g}"
+    high = (" up" if low and not above else "") if most == math.inf else f" and up to {most:g}" if above else f" to {most:g}"
+    raise ValueError(f"{name}: expected a finite number{low}{high}, got {value!r}")
 
 
 def _integer(name: str, value: Any, least: int | None = None) -> int:
@@ -81,8 +81,8 @@ class SamplingParams:
     stop              texts that end the answer, which is cut off before them
     stop_token_ids    tokens that end the answer, beside the model's end tokens
     ignore_eos        whether the model's end tokens do not end the answer
-    logprobs          log-probabilities of the tokens under the model itself, and of so many of the most probable ones at
-                      each place; None: none
+    logprobs          log-probabilities of the tokens under the model itself, and of so many of the most probable ones
+                      at each place; None: none
     structure         a form that the text must have; the extra `structured` is needed
     """
 

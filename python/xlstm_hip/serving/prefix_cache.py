@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
 from .slots import KeptState
 
 
-def as_array(tokens: list[int] | tuple[int, ...]) -> np.ndarray:
+def as_array(tokens: Sequence[int]) -> np.ndarray:
     return np.asarray(tokens, dtype=np.int32)
 
 

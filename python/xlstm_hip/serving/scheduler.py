@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests have a slot, and which tokens the next step reads and decodes. Plain Python, without a model or a clock.
+"""Which requests have a slot, and which tokens the next step reads and decodes. Plain Python, without model or clock.
 
 A request waits, is read (its prompt, in chunks), and then decodes one token a step until whoever steps removes it.
 

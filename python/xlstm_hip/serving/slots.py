@@ -128,11 +128,11 @@ class Slots:
     def batch(self) -> Batch:
         """The rows of the next decode step; at least one decodes. Gaps are closed where that makes the step smaller."""
         rows = [row for row, decodes in enumerate(self._decodes) if decodes]
-        size = self._size(rows[-1] + 1)
         while self._size(len(rows)) < self._size(rows[-1] + 1):
             gap = next(n for n, decodes in enumerate(self._decodes) if not decodes)
             self._exchange(rows.pop(), gap)
             bisect.insort(rows, gap)
+        size = self._size(rows[-1] + 1)
         ids = [self._owner[row] if self._decodes[row] else None for row in range(size)]
         # A graph is of a mask or of none: on a GPU there is always one.
         mask = torch.tensor([id is not None for id in ids]) if None in ids or self._graphs else None

@@ -195,7 +195,7 @@ class Stepper:
         self._has_read(running, len(kept.tokens), kept.logits, ready)
 
     def _read_chunk(self, running: RunningRequest, ready: list[Ready]) -> None:
-        """Up to the next multiple of the chunk size; or, if another request has just read it, goes on from its state."""
+        """Up to the next multiple of the chunk size; if another request has just read it, goes on from its state."""
         self._go_on_from_cache(running, ready)
         if running.is_read:
             return
