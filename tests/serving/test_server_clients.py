@@ -10,13 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-import pytest
-
-for package in ("fastapi", "uvicorn", "prometheus_client"):
-    pytest.importorskip(package)
-pytest.importorskip("transformers")
-
 import httpx
+import pytest
 
 from support.fake_engine import FakeEngine, served_by
 from support.http_server import LocalServer, post, running, until

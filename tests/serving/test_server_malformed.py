@@ -7,13 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-for package in ("fastapi", "uvicorn", "prometheus_client"):
-    pytest.importorskip(package)
-pytest.importorskip("transformers")
-
 import httpx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +29,7 @@ HEADERS = {"Content-Type": "application/json"}
 # Values of every type of JSON, and those that programs stumble over.
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from([2**63, -(2**63), 2**64, 10**400, 1e308, -0.0, "", "\0", "\ufffd", "fake", "user", "json_object"]),
+    | st.sampled_from([2**63, -(2**63), 2**64, 10**400, 1e308, -0.0, "", "\0", "\ufffd", "fake", "user"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | st.sampled_from(FIELDS), inner,
                                                                max_size=4),
     max_leaves=8,
@@ -89,7 +84,8 @@ def test_fields(path: str, fields: dict[str, Any], http: httpx.Client) -> None:
 @given(
     structure=st.sampled_from(["response_format", "structured_outputs", "stream_options", "logit_bias", "messages"]),
     value=st.dictionaries(
-        st.sampled_from(["type", "json_schema", "json", "schema", "name", "choice", "include_usage", "1", "role"]), values
+        st.sampled_from(["type", "json_schema", "json", "schema", "name", "choice", "include_usage", "1", "role"]),
+        values,
     ),
 )
 def test_fields_of_fields(structure: str, value: dict[str, Any], http: httpx.Client) -> None:
@@ -101,7 +97,7 @@ def test_fields_of_fields(structure: str, value: dict[str, Any], http: httpx.Cli
 @settings(quick, max_examples=100)
 @given(cut=st.integers(0, 200), noise=st.binary(max_size=6))
 def test_requests_that_are_cut_or_damaged_on_the_wire(cut: int, noise: bytes, server: LocalServer) -> None:
-    """Below the application: an answer of uvicorn's, an error of ours, or a closed connection, and the next is served."""
+    """Below the application: uvicorn's answer, an error of ours or a closed connection; then the next is served."""
     body = written({name: GOOD[name] for name in ("model", "prompt")})
     whole = post("/v1/completions", body, "Connection: close")
     with server.connect() as client:

@@ -7,14 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-for package in ("fastapi", "uvicorn", "prometheus_client", "openai"):
-    pytest.importorskip(package)
-pytest.importorskip("transformers")  # renders chat templates
-
 import httpx
 import openai
+import pytest
 
 from support.fake_engine import FakeEngine, served_by
 from support.http_server import LocalServer, running, until
@@ -140,7 +135,12 @@ def test_what_is_asked_for_reaches_the_engine(client: openai.OpenAI) -> None:
         extra_body=more | {"priority": 4, "session": "mine"},
     )  # type: ignore[call-overload]  # fmt: skip
     request, params = ENGINE.requests[-1], ENGINE.requests[-1].params
-    assert (params.temperature, params.top_p, params.presence_penalty, params.frequency_penalty) == (0.5, 0.9, 0.3, -0.4)
+    assert (params.temperature, params.top_p, params.presence_penalty, params.frequency_penalty) == (
+        0.5,
+        0.9,
+        0.3,
+        -0.4,
+    )
     assert (params.top_k, params.min_p, params.repetition_penalty, params.ignore_eos) == (0, 0.1, 1.2, True)
     assert (params.logit_bias, params.seed, params.stop, params.stop_token_ids) == ({65: 2.0}, 3, ("x", "yz"), (7,))
     assert (request.priority, request.session) == (4, "/mine")

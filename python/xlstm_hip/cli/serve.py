@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .._core.extras import optional_module
+from .._core.extras import EXTRA_OF, optional_module
 from ..models.chat_template import load_chat_template
 from ..models.hub import checkpoint_folder
 from ..models.tokenizer import load_tokenizer
@@ -27,7 +27,6 @@ ends the server at once. API keys may also be in the environment variable XLSTM_
 """
 DEFAULTS = EngineConfig()
 MIB = 1 << 20
-EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client")
 
 
 def add(commands: Any) -> None:
@@ -161,8 +160,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def run(args: argparse.Namespace) -> int:
-    for package in EXTRA:
-        optional_module(package, "xlstm-hip serve")
+    for package, extra in EXTRA_OF.items():
+        if extra == "serve":
+            optional_module(package, "xlstm-hip serve")
     from ..serving import server
 
     check_template_option(args)

@@ -84,6 +84,11 @@ class _Json(logging.Formatter):
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z"
 
 
+def _not_of_slow_clients(record: logging.LogRecord) -> bool:
+    """uvicorn calls it an error that a client was cut off; the request's own line says that and why."""
+    return not record.getMessage().startswith("ASGI callable returned without completing response")
+
+
 def set_up(kind: str, level: str) -> None:
     """Lines on stderr, of the server and of uvicorn."""
     handler = logging.StreamHandler(sys.stderr)
@@ -92,5 +97,6 @@ def set_up(kind: str, level: str) -> None:
         log.handlers[:] = [handler]
         log.propagate = False
     logger.setLevel(level.upper())
+    logging.getLogger("uvicorn.error").addFilter(_not_of_slow_clients)
     # What uvicorn says of its start and its end, the server says itself.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logger.level))

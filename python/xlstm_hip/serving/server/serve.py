@@ -48,7 +48,8 @@ class ServerOptions:
 def listen(host: str, port: int, stall_seconds: float) -> socket.socket:
     """A socket whose connections have a small buffer, and are closed by the system when their client reads nothing."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small packets at once (TCP_NODELAY) where it sees that the protocol is TCP, which 0 does not say.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)

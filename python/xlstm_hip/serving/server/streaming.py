@@ -43,7 +43,7 @@ def watch(receive: Receive, generation: Generation) -> asyncio.Task[None]:
     task = asyncio.create_task(until_left(receive))
 
     def left(done: asyncio.Task[None]) -> None:
-        if not done.cancelled():
+        if not done.cancelled() and not generation.over:  # one that has its answer may leave
             generation.stop(LEFT)
 
     task.add_done_callback(left)
