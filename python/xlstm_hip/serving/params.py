@@ -50,7 +50,13 @@ def _number(name: str, value: Any, least: float, most: float, above: bool = Fals
     if is_number and least <= value <= most and not (above and value == least):
         return
     low = "" if least == -math.inf else f" above {least:g}" if above else f" from {least:g}"
-    high = (" up" if low and not above else "") if most == math.inf else f" and up to {most:g}" if above else f" to {most:g}"
+    high = (
+        (" up" if low and not above else "")
+        if most == math.inf
+        else f" and up to {most:g}"
+        if above
+        else f" to {most:g}"
+    )
     raise ValueError(f"{name}: expected a finite number{low}{high}, got {value!r}")
 
 

@@ -33,7 +33,7 @@ from .swap import SwapStore
 logger = logging.getLogger("xlstm_hip")
 Ready = tuple[RunningRequest, Tensor]  # a request, and the logits (1, V) of its next token
 STEPS_PER_SLOT = 256  # without an out-of-memory, after which one more slot is used again
-MOST_OUT_OF_MEMORY = 3  # times that a prompt is read again for it
+MOST_OUT_OF_MEMORY = 3  # times that a request is read again for it
 
 
 class Stepper:
@@ -141,12 +141,8 @@ class Stepper:
             if not is_out_of_memory(error):
                 self._end(running, "error", error)
                 return
-            running.out_of_memory += 1
-            self._out_of_memory(f"reading a prompt of {len(running.to_read)} tokens", error)
-            if running.out_of_memory > MOST_OUT_OF_MEMORY:
-                self._end(running, "error", error)
-            else:
-                self._read_again(running)
+            self._out_of_memory(f"reading a text of {len(running.to_read)} tokens", error)
+            self._read_again(running, error)
 
     def _swap_out(self, running: RunningRequest) -> None:
         tokens = (running.text_read() if running.is_read else running.to_read).tokens
@@ -236,10 +232,7 @@ class Stepper:
                 raise
             self._out_of_memory(f"decoding {len(rows)} rows", error)
             for _, running in rows:  # their states may be between two tokens
-                if len(rows) == 1:
-                    self._end(running, "error", error)
-                else:
-                    self._read_again(running)
+                self._read_again(running, error if len(rows) == 1 else None)
             return len(rows)
         ready.extend((running, logits[row : row + 1]) for row, running in rows)
         return len(rows)
@@ -335,8 +328,15 @@ class Stepper:
 
     # ---- out of memory
 
-    def _read_again(self, running: RunningRequest) -> None:
-        """Its state is lost; it waits in its old place, and its text is read again with what it has answered."""
+    def _read_again(self, running: RunningRequest, error: Exception | None) -> None:
+        """Its state is lost; it waits in its old place, and its text is read again with what it has answered.
+
+        error    of its own work, not of the work for many: it may not come again and again
+        """
+        running.out_of_memory += error is not None
+        if running.out_of_memory > MOST_OUT_OF_MEMORY:
+            self._end(running, "error", error)
+            return
         self.slots.release(running.id)
         running.read_again()
         self.scheduler.requeue(running.id, len(running.to_read), 0)
