@@ -18,7 +18,7 @@ from .errors import ApiError, ClientLeft, of_value_error, wrong
 from .generation import ENDED, Generation, failure_of
 from .logs import Record
 from .openai_types import SamplingBody, parse
-from .sampling_fields import requests_of
+from .sampling_fields import requests_of, structure_of
 from .served import Served
 from .state import ServerState
 from .streaming import EventStream, watch
@@ -43,7 +43,7 @@ async def generate(
     answer_id = f"{prefix}-{uuid.uuid4().hex}"
 
     def prepare() -> tuple[Generation, Answer]:
-        """In a thread: a long prompt takes a while to encode, a schema to compile, and streams go on beside it."""
+        """In a thread: a long prompt takes a while to encode, and streams go on beside it."""
         prompts = prompts_of(served, body)
         requests, names = requests_of(body, prompts, state.limits, answer_id, record.key)
         bound = state.limits.stream_outputs * len(requests) if body.stream else None
@@ -52,7 +52,8 @@ async def generate(
         return generation, answer_of(answer_id, served, body, [len(prompt) for prompt in prompts])
 
     mailbox = state.mailbox
-    generation, answer = await asyncio.to_thread(prepare)
+    threads = None if structure_of(body)[1] is None else state.forms
+    generation, answer = await asyncio.get_running_loop().run_in_executor(threads, prepare)
     leaving = watch(request.receive, generation)
     record.on_end.append(lambda: _note(record, generation, answer))
     handed_over = False

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import Request
 
@@ -28,6 +29,8 @@ class ServerState:
         self.served: Served | None = None
         self.door = Door(limits.max_requests_per_key)
         self.metrics = ServerMetrics(self.snapshot)
+        # The engine compiles one form of an answer at a time, which may take long: requests without one do not wait.
+        self.forms = ThreadPoolExecutor(1, "forms")
         self._mailbox: Mailbox | None = None
 
     @property
