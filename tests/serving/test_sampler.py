@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of unlike requests: each row as if alone, penalties and bias by their formulas, failures of one row its own."""
+"""A batch of unlike requests: each row as if alone, penalties and bias by formula, failures of one row its own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: each request's state stays its own through joins, leaves, moves and masks; a step takes as few rows as it can."""
+"""Slots: a request's state stays its own through joins, leaves, moves and masks; a step has as few rows as it can."""
 
 from __future__ import annotations
 

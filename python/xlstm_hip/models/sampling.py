@@ -106,7 +106,7 @@ class Drawing:
         self.key = (*self.options, *(None if x is None else x.data_ptr() for x in buffers))
 
     def begin(self, seeds: Sequence[int], numbers: Sequence[int] | None = None) -> None:
-        """Resets the batch. Row r's tokens then follow from seeds[r], and from how many it had before: numbers[r] or 0."""
+        """Resets the batch. Row r's tokens then follow from seeds[r] and from how many it has had, numbers[r] or 0."""
         self.tokens.fill_(plain.NOTHING_DRAWN)
         if self.going is not None:
             self.going.fill_(True)
