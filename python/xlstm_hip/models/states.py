@@ -124,7 +124,7 @@ def _hash(tensors: Mapping[str, Tensor]) -> str:
     """Of all bytes of the tensors, in the order of their names."""
     total = hashlib.sha256()
     for name in sorted(tensors):
-        total.update(memoryview(tensors[name].flatten().view(torch.uint8).numpy()))
+        total.update(tensors[name].flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..models.decode_engine import keep_step_graphs
 from ..models.language_model import LanguageModel, State
 
 
@@ -64,6 +65,8 @@ class Slots:
         self.count, self.row_bytes = count, state_bytes(like)
         self._fixed, self._graphs = fixed_rows, device.type != "cpu"
         self._device = device
+        if self._graphs and isinstance(model, nn.Module):
+            keep_step_graphs(model, len({self._size(rows) for rows in range(1, count + 1)}))
         self._owner: list[str | None] = [None] * count
         self._decodes = [False] * count
         self._row_of: dict[str, int] = {}
