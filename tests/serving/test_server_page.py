@@ -65,7 +65,7 @@ def answers(page: Any) -> list[str]:
 
 def open_at(page: Any, server: LocalServer) -> None:
     page.goto(server.url)
-    page.wait_for_function("document.getElementById('server').textContent.startsWith('ready: ')")
+    until(lambda: page.text_content("#server").startswith("ready: "))
 
 
 def test_a_conversation(page: Any, engine: FakeEngine) -> None:
@@ -79,7 +79,7 @@ def test_a_conversation(page: Any, engine: FakeEngine) -> None:
         page.fill("#temperature", "0")
         page.fill("#system", "Be kind.")
         send(page, "<b>Hello</b>")
-        page.wait_for_function("document.querySelector('.assistant')?.textContent.length > 3")
+        until(lambda: len("".join(answers(page))) > 3)
         assert len(answers(page)[0]) < 30  # it streams
         ended(page)
         assert answers(page) == ["abcdefghijklmnopqrstuvwxyzabcd"]
@@ -87,7 +87,7 @@ def test_a_conversation(page: Any, engine: FakeEngine) -> None:
         figures = page.text_content("#figures")
         assert "first token after " in figures and " tokens/s, 30 tokens" in figures
         send(page, "And why?")
-        page.wait_for_function("document.querySelectorAll('.assistant').length == 2")
+        until(lambda: len(answers(page)) == 2)
         ended(page)
         told = bytes(engine.requests[-1].tokens).decode()
         assert told == (
@@ -110,7 +110,7 @@ def test_stop(page: Any, engine: FakeEngine) -> None:
         page.click("summary")
         page.fill("#most", "5000")
         send(page, "Hello")
-        page.wait_for_function("document.querySelector('.assistant')?.textContent.length > 3")
+        until(lambda: len("".join(answers(page))) > 3)
         page.click("#stop")
         ended(page)
         until(lambda: engine.running == 0 and engine.cancelled)
@@ -126,13 +126,13 @@ def test_stop(page: Any, engine: FakeEngine) -> None:
 def test_a_key(page: Any, engine: FakeEngine) -> None:
     with running(served_by(engine), keys=("right",)) as server:
         page.goto(server.url)
-        page.wait_for_function("document.getElementById('server').textContent.includes('API key')")
+        until(lambda: "API key" in page.text_content("#server"))
         send(page, "Hello")
         page.wait_for_selector(".error")
         page.click("summary")
         page.fill("#key", "right")
         page.press("#key", "Tab")
-        page.wait_for_function("document.getElementById('server').textContent.startsWith('ready: ')")
+        until(lambda: page.text_content("#server").startswith("ready: "))
         send(page, "Hello")
         page.wait_for_selector(".assistant")
         page.reload()  # a tab keeps it
@@ -150,7 +150,7 @@ def test_errors_are_shown(page: Any, engine: FakeEngine) -> None:
         page.fill("#most", "40")
         engine.end.append("error")
         send(page, "Hello")
-        page.wait_for_function("document.querySelectorAll('.error').length == 2")
+        until(lambda: page.locator(".error").count() == 2)
         assert "the engine could not answer" in page.locator(".error").nth(1).text_content()
 
 

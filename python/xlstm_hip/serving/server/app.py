@@ -26,7 +26,10 @@ from .sampling_fields import check_length
 from .state import ServerState, record_of
 
 # The page loads nothing from elsewhere and talks to this server alone.
-PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 NOT_SERVED = ("embeddings", "images", "audio", "moderations", "responses", "files", "batches", "fine_tuning",
               "assistants", "threads", "vector_stores", "uploads", "realtime", "videos", "rerank", "score")  # fmt: skip
 
