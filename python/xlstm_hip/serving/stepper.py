@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,9 +31,25 @@ from .structure import Structures
 from .swap import SwapStore
 
 logger = logging.getLogger("xlstm_hip")
-Ready = tuple[RunningRequest, Tensor]  # a request, and the logits (1, V) of its next token
 STEPS_PER_SLOT = 256  # without an out-of-memory, after which one more slot is used again
 MOST_OUT_OF_MEMORY = 3  # times that a request is read again for it
+
+
+class Ready:
+    """Requests whose next token is to be sampled, and the logits of it."""
+
+    def __init__(self) -> None:
+        self.requests: list[RunningRequest] = []
+        self._parts: list[Tensor] = []
+
+    def add(self, requests: Sequence[RunningRequest], logits: Tensor) -> None:
+        """logits (R, V), a row for each."""
+        self.requests.extend(requests)
+        self._parts.append(logits)
+
+    @property
+    def logits(self) -> Tensor:
+        return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
 
 
 class Stepper:
@@ -114,7 +130,7 @@ class Stepper:
         plan = self.scheduler.plan(self.swap.room_for(self.slots.row_bytes))
         for id in plan.preempted:
             self._swap_out(self.live[id])
-        ready: list[Ready] = []
+        ready = Ready()
         decoded = self._decode(ready)
         for id in plan.admitted:  # a prompt that was read before decodes from the next step on
             self._guarded(self.live[id], self._admit, ready)
@@ -131,8 +147,8 @@ class Stepper:
     def _guarded(
         self,
         running: RunningRequest,
-        do: Callable[[RunningRequest, list[Ready]], None],
-        ready: list[Ready],
+        do: Callable[[RunningRequest, Ready], None],
+        ready: Ready,
     ) -> None:
         """What fails in work for one request concerns that request."""
         try:
@@ -155,7 +171,7 @@ class Stepper:
         self.slots.release(running.id)
         self.counts.preemptions += 1
 
-    def _admit(self, running: RunningRequest, ready: list[Ready]) -> None:
+    def _admit(self, running: RunningRequest, ready: Ready) -> None:
         request = running.request
         self.slots.claim(running.id)
         if running.choice is None:
@@ -178,19 +194,19 @@ class Stepper:
             self.counts.prefix_hits += hit
             self.counts.prefix_misses += not hit
 
-    def _go_on_from_cache(self, running: RunningRequest, ready: list[Ready]) -> None:
+    def _go_on_from_cache(self, running: RunningRequest, ready: Ready) -> None:
         kept = self.cache.longest(running.to_read, running.read, len(running.to_read))
         if kept is not None:
             self._go_on_from(running, kept, ready)
 
-    def _go_on_from(self, running: RunningRequest, kept: KeptState, ready: list[Ready]) -> None:
+    def _go_on_from(self, running: RunningRequest, kept: KeptState, ready: Ready) -> None:
         self.slots.load(running.id, kept.state)
         if not running.generated:  # else it is read again, and was counted
             running.cached += len(kept.tokens) - running.read
             self.counts.tokens_saved += len(kept.tokens) - running.read
         self._has_read(running, len(kept.tokens), kept.logits, ready)
 
-    def _read_chunk(self, running: RunningRequest, ready: list[Ready]) -> None:
+    def _read_chunk(self, running: RunningRequest, ready: Ready) -> None:
         """Up to the next multiple of the chunk size; if another request has just read it, goes on from its state."""
         self._go_on_from_cache(running, ready)
         if running.is_read:
@@ -206,7 +222,7 @@ class Stepper:
             running.boundaries.kept(end)
         self._has_read(running, end, logits, ready)
 
-    def _has_read(self, running: RunningRequest, read: int, logits: Tensor | None, ready: list[Ready]) -> None:
+    def _has_read(self, running: RunningRequest, read: int, logits: Tensor | None, ready: Ready) -> None:
         running.read = read
         self.scheduler.advance(running.id, read)
         if not running.is_read:
@@ -214,44 +230,42 @@ class Stepper:
         self.slots.decode(running.id)
         if not running.generated:
             assert logits is not None
-            ready.append((running, logits.to(self._device)))
+            ready.add([running], logits.to(self._device))
 
-    def _decode(self, ready: list[Ready]) -> int:
+    def _decode(self, ready: Ready) -> int:
         """A token of each row that decodes; returns how many those were."""
         if not self.slots.decoding:
             return 0
         batch = self.slots.batch()
-        rows = [(row, self.live[id]) for row, id in enumerate(batch.ids) if id is not None]
-        tokens = torch.zeros(len(batch.ids), dtype=torch.int64)
-        for row, running in rows:
-            tokens[row] = running.generated[-1]
+        rows = [row for row, id in enumerate(batch.ids) if id is not None]
+        decoding = [self.live[id] for id in batch.ids if id is not None]
+        last = [0 if id is None else self.live[id].generated[-1] for id in batch.ids]
+        tokens = torch.tensor(last, device=self._device)
         try:
-            logits = self._model.step(tokens.to(self._device), batch.state, batch.mask)
+            logits = self._model.step(tokens, batch.state, batch.mask)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._out_of_memory(f"decoding {len(rows)} rows", error)
-            for _, running in rows:  # their states may be between two tokens
+            for running in decoding:  # their states may be between two tokens
                 self._read_again(running, error if len(rows) == 1 else None)
             return len(rows)
-        ready.extend((running, logits[row : row + 1]) for row, running in rows)
+        ready.add(decoding, logits if batch.mask is None else logits[rows])
         return len(rows)
 
-    def _sample(self, ready: list[Ready]) -> None:
-        ready = [(running, logits) for running, logits in ready if running.id in self.live]
-        if not ready:
+    def _sample(self, ready: Ready) -> None:
+        if not ready.requests:
             return
-        logits = torch.cat([logits for _, logits in ready])
-        choices = [running.choice for running, _ in ready if running.choice is not None]
-        drawn = self._sampler.draw(choices, logits)
+        logits = ready.logits
+        drawn = self._sampler.draw([running.choice for running in ready.requests if running.choice is not None], logits)
         now = time.monotonic()
-        for row, ((running, _), one) in enumerate(zip(ready, drawn, strict=True)):
+        for row, (running, one) in enumerate(zip(ready.requests, drawn, strict=True)):
             if isinstance(one, Exception):
                 self._end(running, "error", one)
             else:
-                self._add(running, one, logits[row : row + 1], now)
+                self._add(running, one, logits, row, now)
 
-    def _add(self, running: RunningRequest, drawn: Drawn, logits: Tensor, now: float) -> None:
+    def _add(self, running: RunningRequest, drawn: Drawn, logits: Tensor, row: int, now: float) -> None:
         if running.last_token_at is None:
             self.counts.time_to_first_token.add(now - running.arrived)
         else:
@@ -261,7 +275,7 @@ class Stepper:
         try:
             output = running.add(drawn)
             if output.finish_reason is not None:
-                self._keep_answer(running, logits)
+                self._keep_answer(running, logits[row : row + 1])
         except Exception as error:  # of a tokenizer, say
             self._end(running, "error", error)
             return
