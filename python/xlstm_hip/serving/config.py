@@ -39,6 +39,9 @@ class EngineConfig:
     swap_bytes            of host memory for states that left their slot: of sessions and of preempted requests
     swap_folder           a folder for states of sessions that swap_bytes does not hold; None: those are dropped
     swap_folder_bytes     of files in it at most
+    speculation_tokens    that are guessed from what the text repeats, and checked in one call; 0: none. The answer is
+                          the same, but for last bits, as a check is a chunk and not a step
+    speculation_rows      greatest number of rows that decode at which guesses are checked: each row's is a call
     """
 
     slots: int = 16
@@ -59,14 +62,23 @@ class EngineConfig:
     swap_bytes: int = 1024 * MIB
     swap_folder: str | os.PathLike[str] | None = None
     swap_folder_bytes: int = 16 * 1024 * MIB
+    speculation_tokens: int = 0
+    speculation_rows: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("slots", "prefill_chunk", "token_budget", "max_waiting", "prefix_cache_states"):
+        for name in (
+            "slots",
+            "prefill_chunk",
+            "token_budget",
+            "max_waiting",
+            "prefix_cache_states",
+            "speculation_rows",
+        ):
             positive_int(name, getattr(self, name))
         for name in ("max_prompt_tokens", "max_new_tokens"):
             if getattr(self, name) is not None:
                 positive_int(name, getattr(self, name))
-        for name in ("max_logprobs", "prefix_cache_bytes", "swap_bytes", "swap_folder_bytes"):
+        for name in ("max_logprobs", "prefix_cache_bytes", "swap_bytes", "swap_folder_bytes", "speculation_tokens"):
             _integer_from_0(name, getattr(self, name))
         for name in ("preemption", "fixed_rows", "cache_answers"):
             one_of(name, getattr(self, name), (True, False))

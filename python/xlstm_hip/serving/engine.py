@@ -159,6 +159,8 @@ class Engine:
             step_seconds=counts.step_seconds.snapshot(),
             time_to_first_token=counts.time_to_first_token.snapshot(),
             inter_token_latency=counts.inter_token_latency.snapshot(),
+            tokens_guessed=counts.guessed,
+            tokens_guessed_right=counts.guessed_right,
         )
 
     def __enter__(self) -> Engine:

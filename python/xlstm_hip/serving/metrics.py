@@ -51,6 +51,8 @@ class Snapshot:
     step_seconds: HistogramSnapshot
     time_to_first_token: HistogramSnapshot
     inter_token_latency: HistogramSnapshot
+    tokens_guessed: int = 0  # by speculation
+    tokens_guessed_right: int = 0
 
 
 class Histogram:
@@ -82,6 +84,8 @@ class Counts:
     steps: int = 0
     preemptions: int = 0
     out_of_memory: int = 0
+    guessed: int = 0
+    guessed_right: int = 0
     rows_per_step: Histogram = field(default_factory=lambda: Histogram(ROWS))
     step_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))

@@ -11,6 +11,7 @@ from ..models.tokenizer import Tokenizer
 from .params import Output, Request
 from .prefix_cache import HashedTokens, KeptBoundaries, as_array
 from .sampler import Choice, Drawn
+from .speculation import NgramDraft
 
 
 class RunningRequest:
@@ -39,11 +40,13 @@ class RunningRequest:
         self.to_read = HashedTokens(as_array(request.tokens), chunk)
         self.read = 0  # of those
         self.generated: list[int] = []
+        self.unread = 1  # tokens at the end of these that the state has not read, once it decodes
         self.cached = 0
         self.began = False
         self.out_of_memory = 0  # how often it was read again for that
         self.last_token_at: float | None = None
         self.choice: Choice | None = None  # from its admission on
+        self.draft: NgramDraft | None = None  # from then on, with speculation
         self.boundaries: KeptBoundaries | None = None
 
     @property
@@ -55,11 +58,12 @@ class RunningRequest:
         return self.read == len(self.to_read)
 
     def text_read(self) -> HashedTokens:
-        """What a state has read that decodes: all tokens but the last one generated."""
-        return HashedTokens(as_array([*self.request.tokens, *self.generated[:-1]]), self._chunk)
+        """What its state has read, once it decodes."""
+        return HashedTokens(as_array([*self.request.tokens, *self.generated[: -self.unread]]), self._chunk)
 
     def read_again(self) -> None:
         """Its state is lost: it is to be read with what was generated."""
+        self.unread = 1
         self.to_read, self.read = self.text_read(), 0
         if not self.generated:
             self.cached = 0

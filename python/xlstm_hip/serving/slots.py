@@ -11,6 +11,7 @@ rounded up, gaps are masked, and a row moves only where the step then becomes on
 from __future__ import annotations
 
 import bisect
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,6 +82,9 @@ class Slots:
     def decoding(self) -> int:
         return sum(self._decodes)
 
+    def decoding_ids(self) -> list[str]:
+        return [id for row, id in enumerate(self._owner) if id is not None and self._decodes[row]]
+
     def has(self, id: str) -> bool:
         return id in self._row_of
 
@@ -98,6 +102,9 @@ class Slots:
         """The state of one request, in place: a call that overwrites its state can have it."""
         row = self._row_of[id]
         return self._view(row, row + 1)
+
+    def copy_of(self, id: str) -> State:
+        return {block: (c.clone(), n.clone(), m.clone()) for block, (c, n, m) in self.state_of(id).items()}
 
     def load(self, id: str, state: State) -> None:
         """Copies a state into the request's row."""
@@ -128,8 +135,11 @@ class Slots:
             row = free
         self._decodes[row] = True
 
-    def batch(self) -> Batch:
-        """The rows of the next decode step; at least one decodes. Gaps are closed where that makes the step smaller."""
+    def batch(self, without: Collection[str] = ()) -> Batch:
+        """The rows of the next decode step; at least one decodes. Gaps are closed where that makes the step smaller.
+
+        without    requests that decode, but not in this step
+        """
         rows = [row for row, decodes in enumerate(self._decodes) if decodes]
         while self._size(len(rows)) < self._size(rows[-1] + 1):
             gap = next(n for n, decodes in enumerate(self._decodes) if not decodes)
@@ -137,6 +147,7 @@ class Slots:
             bisect.insort(rows, gap)
         size = self._size(rows[-1] + 1)
         ids = [self._owner[row] if self._decodes[row] else None for row in range(size)]
+        ids = [None if id in without else id for id in ids]
         # A graph is of a mask or of none: on a GPU there is always one.
         mask = torch.tensor([id is not None for id in ids]) if None in ids or self._graphs else None
         return Batch(ids, self._view(0, size), None if mask is None else mask.to(self._device))

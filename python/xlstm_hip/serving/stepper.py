@@ -9,6 +9,7 @@ requests   <--- outputs --- running <--- sampler: a token of each  <---  logits 
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ from .prefix_cache import KeptBoundaries, PrefixCache
 from .running import RunningRequest
 from .sampler import Choice, Drawn, Sampler
 from .scheduler import Scheduler
-from .slots import KeptState, Slots
+from .slots import Batch, KeptState, Slots
+from .speculation import NgramDraft
 from .structure import Structures
 from .swap import SwapStore
 
@@ -177,6 +179,8 @@ class Stepper:
         if running.choice is None:
             structure = None if running.compiled is None else self._structures.follow(running.compiled)
             running.choice = Choice(request.params, request.tokens, self._vocab_size, self._device, structure)
+            if self._config.speculation_tokens:
+                running.draft = NgramDraft(request.tokens)
         held = self.swap.release(running.id)
         if held is not None:
             self.slots.load(running.id, held.state)
@@ -233,10 +237,14 @@ class Stepper:
             ready.add([running], logits.to(self._device))
 
     def _decode(self, ready: Ready) -> int:
-        """A token of each row that decodes; returns how many those were."""
-        if not self.slots.decoding:
-            return 0
-        batch = self.slots.batch()
+        """A token of each row that decodes, or more; returns how many rows those were."""
+        checked = self._check_guesses(ready)
+        decoding = self.slots.decoding
+        if decoding == len([id for id in checked if id in self.live and self.slots.has(id)]):
+            return len(checked)
+        return len(checked) + self._decode_rows(self.slots.batch(checked), ready)
+
+    def _decode_rows(self, batch: Batch, ready: Ready) -> int:
         rows = [row for row, id in enumerate(batch.ids) if id is not None]
         decoding = [self.live[id] for id in batch.ids if id is not None]
         last = [0 if id is None else self.live[id].generated[-1] for id in batch.ids]
@@ -252,6 +260,55 @@ class Stepper:
             return len(rows)
         ready.add(decoding, logits if batch.mask is None else logits[rows])
         return len(rows)
+
+    # ---- speculation
+
+    def _check_guesses(self, ready: Ready) -> set[str]:
+        """Checks the guesses of the rows that have one, and catches up where the last one was wrong: each is a call of
+        its own. Returns these requests, which are not decoded in this step.
+        """
+        checked: set[str] = set()
+        if not self._config.speculation_tokens:
+            return checked
+        decoding = [self.live[id] for id in self.slots.decoding_ids()]
+        for running in decoding:
+            guess: list[int] = []
+            if len(decoding) <= self._config.speculation_rows and running.draft is not None:
+                left = running.request.params.max_tokens - len(running.generated) - 1
+                guess = running.draft.guess(min(self._config.speculation_tokens, left)) if left else []
+            if guess or running.unread > 1:
+                checked.add(running.id)
+                self._guarded(running, functools.partial(self._check_guess, guess), ready)
+        return checked
+
+    def _check_guess(self, guess: list[int], running: RunningRequest, ready: Ready) -> None:
+        """Reads what the state has not read, and the guess. Each place's token is sampled as without a guess; the first
+        one that differs from it ends the check, and the state in the slot, which read nothing, is that before it.
+        """
+        unread = running.generated[-running.unread :]
+        x = torch.tensor([[*unread, *guess]], device=self._device)
+        state = self.slots.copy_of(running.id)
+        hidden, last = self._model.hidden(x, state, None, True)
+        logits = self._model.logits(hidden[0, len(unread) - 1 :])
+        assert running.choice is not None and running.draft is not None
+        right = 0
+        for row in range(len(guess) + 1):
+            (one,) = self._sampler.draw([running.choice], logits[row : row + 1])
+            if isinstance(one, Exception):
+                raise one
+            running.unread += 1
+            if row == len(guess):
+                self.slots.load(running.id, last)
+                running.unread = 1
+            is_right = row < len(guess) and one.token == guess[row]
+            right += is_right
+            self._add(running, one, logits, row, time.monotonic())
+            if not is_right or running.id not in self.live:
+                break
+        if guess:
+            running.draft.checked(right)
+        self.counts.guessed += len(guess)
+        self.counts.guessed_right += right
 
     def _sample(self, ready: Ready) -> None:
         if not ready.requests:
@@ -272,6 +329,8 @@ class Stepper:
             self.counts.inter_token_latency.add(now - running.last_token_at)
         running.last_token_at = now
         self.counts.tokens_generated += 1
+        if running.draft is not None:
+            running.draft.add(drawn.token)
         try:
             output = running.add(drawn)
             if output.finish_reason is not None:
@@ -299,16 +358,24 @@ class Stepper:
         self.cache.keep(text, kept)
 
     def _keep_answer(self, running: RunningRequest, logits: Tensor) -> None:
-        session, text = running.request.session, running.text_read()
-        if session is not None:
-            try:
+        """The state that has read all but the last token, whose logits these are."""
+        session = running.request.session
+        if session is None and not self._config.cache_answers:
+            return
+        try:
+            if running.unread > 1:  # the last guess was wrong
+                x = torch.tensor([running.generated[-running.unread : -1]], device=self._device)
+                logits, _ = self._model.read(x, self.slots.state_of(running.id))
+                running.unread = 1
+            text = running.text_read()
+            if session is None:
+                self._keep(running, text, len(text), logits)
+            else:
                 self.swap.keep(session, self.slots.keep(running.id, text.tokens, logits, to_host=True))
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._out_of_memory("keeping the state of a session", error)
-        elif self._config.cache_answers:
-            self._keep(running, text, len(text), logits)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._out_of_memory("keeping the state of an answer", error)
 
     # ---- ends
 
