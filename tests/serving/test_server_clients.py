@@ -134,6 +134,15 @@ def test_a_body_that_does_not_arrive(engine: FakeEngine) -> None:
         assert client.recv(100) == b""  # what is left of it would be read as the next request
 
 
+def test_a_body_without_an_end(engine: FakeEngine) -> None:
+    """It is read up to the limit: a client that says no length cannot fill the memory."""
+    with running(served_by(engine), Limits(max_body_bytes=5000, body_seconds=10)) as server, server.connect() as client:
+        head = post("/v1/completions", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        began = time.monotonic()
+        client.sendall(head + b"1000\r\n" + b"x" * 0x1000 + b"\r\n" + b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 413") and time.monotonic() - began < 5
+
+
 def test_a_full_queue(engine: FakeEngine, server: LocalServer) -> None:
     engine.slots = 2
     with server.connect() as first, server.connect() as second:
@@ -226,5 +235,5 @@ def test_answers_are_not_held_back(engine: FakeEngine, server: LocalServer) -> N
     with httpx.Client(base_url=server.url) as http:
         began = time.monotonic()
         for _ in range(20):
-            http.post("/v1/completions", content=b"{}")
+            http.post("/v1/completions", content=b"{}", headers={"Content-Type": "application/json"})
         assert time.monotonic() - began < 20 * 0.02

@@ -84,13 +84,22 @@ def test_fields(path: str, fields: dict[str, Any], http: httpx.Client) -> None:
 @given(
     structure=st.sampled_from(["response_format", "structured_outputs", "stream_options", "logit_bias", "messages"]),
     value=st.dictionaries(
-        st.sampled_from(["type", "json_schema", "json", "schema", "name", "choice", "include_usage", "1", "role"]),
+        st.sampled_from(
+            ["type", "json_schema", "json", "schema", "name", "choice", "include_usage", "1", "role", "content", "text"]
+        ),
         values,
     ),
 )
 def test_fields_of_fields(structure: str, value: dict[str, Any], http: httpx.Client) -> None:
     body = {"model": "fake", "messages": GOOD["messages"], "stream": True}
     body |= {structure: [value]} if structure == "messages" else {structure: value}
+    check(http.post("/v1/chat/completions", content=written(body), headers=HEADERS))
+
+
+@settings(quick, max_examples=100)
+@given(content=values | st.lists(values | st.fixed_dictionaries({"type": values | st.just("text"), "text": values})))
+def test_contents_of_messages(content: Any, http: httpx.Client) -> None:
+    body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
     check(http.post("/v1/chat/completions", content=written(body), headers=HEADERS))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page at /, in a real browser: it streams, shows figures and errors, stops, takes a key, and loads nothing else."""
+"""The page at /, in a real browser: it streams, shows figures and errors, stops, takes a key, loads nothing else."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_a_conversation(page: Any, engine: FakeEngine) -> None:
         ended(page)
         told = bytes(engine.requests[-1].tokens).decode()
         assert told == (
-            "\0system: Be kind.\nuser: <b>Hello</b>\nassistant: abcdefghijklmnopqrstuvwxyzabcd\nuser: And why?\nassistant:"
+            "\0system: Be kind.\nuser: <b>Hello</b>\nassistant: abcdefghijklmnopqrstuvwxyzabcd\n"
+            "user: And why?\nassistant:"
         )
         assert engine.requests[-1].params.temperature == 0
         page.click("#clear")
