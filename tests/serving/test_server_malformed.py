@@ -69,7 +69,7 @@ def written(value: Any) -> bytes:
     return json.dumps(value).encode()  # with NaN and Infinity, which are no JSON
 
 
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=200)
 @given(path=st.sampled_from(list(PATHS)), fields=st.dictionaries(st.sampled_from(FIELDS), values, max_size=4))
 def test_fields(path: str, fields: dict[str, Any], http: httpx.Client) -> None:
     """Any values in the place of the right ones."""

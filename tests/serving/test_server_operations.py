@@ -238,7 +238,7 @@ def test_what_the_page_may_do(http: httpx.Client) -> None:
     answer = http.get("/")
     assert answer.headers["Content-Type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|#)\S|https?://|@import|innerHTML""", answer.text)
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!["']|data:|#)\S|https?://|@import|innerHTML""", answer.text)
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,8 @@ def test_without_a_template(page: Any, engine: FakeEngine) -> None:
     """It writes on after a text."""
     with running(served_by(engine, template=False)) as server:
         open_at(page, server)
+        page.click("summary")
+        page.fill("#most", "20")
         send(page, "In the beginning")
         page.wait_for_selector(".assistant")
         ended(page)

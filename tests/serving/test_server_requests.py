@@ -413,10 +413,9 @@ def test_requests_that_fail(reason: str, status: int, code: str, client: openai.
 
 def test_a_stream_that_fails_later(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its status is sent: the error is an event, which the official client raises."""
-    monkeypatch.setattr(ENGINE, "step_seconds", 0.1)
-    ENGINE.end[:] = ["", "error"]  # of the second choice
-    stream = client.completions.create(model="fake", prompt="a", max_tokens=50, n=2, stream=True)
     monkeypatch.setattr(ENGINE, "step_seconds", 0.02)
+    ENGINE.end[:] = ["", ("error", 10)]  # of the second choice
+    stream = client.completions.create(model="fake", prompt="a", max_tokens=50, n=2, stream=True)
     with pytest.raises(openai.APIError, match="the engine could not answer this request: ValueError") as raised:
         list(stream)
     assert raised.value.code == "engine_error"

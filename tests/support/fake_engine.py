@@ -21,7 +21,7 @@ class FakeEngine:
     """
     step_seconds   between tokens of a request; 0: as fast as it can
     fail           exceptions that the next submits raise
-    end            how the next requests end: "error" and so on, after their first token
+    end            how the next requests end: "error" and so on, at their first token, or the one that is said with it
     """
 
     def __init__(self, step_seconds: float = 0.0, slots: int = 1000) -> None:
@@ -30,7 +30,7 @@ class FakeEngine:
         self.cancelled: set[str] = set()
         self.finished: dict[str, int] = {}
         self.fail: list[Exception] = []
-        self.end: list[str] = []
+        self.end: list[str | tuple[str, int]] = []
         self.healthy = True
         self.closed: list[tuple[bool, float | None]] = []
         self._lock = threading.Lock()
@@ -51,10 +51,11 @@ class FakeEngine:
                 raise QueueFull(f"expected at most {self.slots} requests")
             self._running.add(request.id)
             self.requests.append(request)
-        how = self.end.pop(0) if self.end else ""
-        threading.Thread(target=self._answer, args=(request, on_output, how), daemon=True).start()
+        end = self.end.pop(0) if self.end else ""
+        how, last = (end, 0) if isinstance(end, str) else end
+        threading.Thread(target=self._answer, args=(request, on_output, how, last), daemon=True).start()
 
-    def _answer(self, request: Request, on_output: Callable[[Output], None], how: str) -> None:
+    def _answer(self, request: Request, on_output: Callable[[Output], None], how: str, last: int) -> None:
         params, reason = request.params, None
         for n in range(params.max_tokens):
             if self.step_seconds:
@@ -62,7 +63,7 @@ class FakeEngine:
             token = LETTERS[n % 26]
             if request.id in self.cancelled or self.closed:
                 reason = "cancelled"
-            elif how:
+            elif how and n == last:
                 reason = how
             elif n == params.max_tokens - 1:
                 reason = "length"
