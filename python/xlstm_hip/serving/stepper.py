@@ -219,7 +219,8 @@ class Stepper:
         end = min((begin // text.chunk + 1) * text.chunk, len(text))
         x = torch.from_numpy(text.tokens[begin:end]).long().unsqueeze(0).to(self._device)
         state = self.slots.state_of(running.id)
-        logits, _ = self._model.read(x, state, None, True)
+        # Whole chunks alone are worth a graph: the ends of prompts have any length.
+        logits, _ = self._model.read(x, state, None, end - begin == text.chunk)
         self.counts.tokens_prefilled += end - begin
         self._keep(running, text, end, logits)
         if end % text.chunk == 0 and running.boundaries is not None:
