@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
 import re
 from pathlib import Path
 
@@ -12,8 +14,10 @@ import pytest
 from support.fake_engine import FakeEngine, served_by
 from support.served_model import served_model
 from xlstm_hip import cli
+from xlstm_hip.cli import serve
 from xlstm_hip.cli.common import add_model_options
-from xlstm_hip.serving.server import Keys, Limits, ServerState, create_app
+from xlstm_hip.serving import EngineConfig, Snapshot
+from xlstm_hip.serving.server import Keys, Limits, ServerState, create_app, metrics
 from xlstm_hip.serving.server.errors import TYPES
 from xlstm_hip.serving.server.logs import Record
 from xlstm_hip.serving.server.openai_types import ChatBody, CompletionBody
@@ -36,6 +40,19 @@ def test_options() -> None:
     } == (own - {"--template"})
     assert "--template FILE" in PAGE
     assert set(re.findall(r"`(--[\w-]+)", PAGE)) <= options(commands.choices["serve"]) | {"--help"}
+
+
+def test_the_command_has_what_the_engine_has() -> None:
+    """But for two that only measurements ask for, and what a request may ask of logprobs."""
+    args = cli.parser().parse_args(["serve", "models/demo"])
+    assert serve.engine_config(args) == EngineConfig(
+        max_prompt_tokens=args.max_prompt_tokens, max_new_tokens=args.max_new_tokens
+    )
+    used = set(re.findall(r"^            (\w+)=", inspect.getsource(serve.engine_config), re.MULTILINE))
+    fields = {field.name for field in dataclasses.fields(EngineConfig)}
+    assert fields - used == {"max_logprobs", "ageing_seconds", "prefix_cache_states"}
+    counted = {field.name for field in dataclasses.fields(Snapshot)} - {"healthy", "requests_finished"}
+    assert counted == {*metrics.GAUGES, *metrics.COUNTERS, *metrics.HISTOGRAMS}
 
 
 def test_fields() -> None:

@@ -125,7 +125,28 @@ def _add_engine(command: argparse.ArgumentParser) -> None:
         option = engine.add_argument(f"--{name}", metavar="N", type=at_least(0), default=default)
         option.help = f"{text} (default: {default})"
     engine.add_argument(
-        "--prefix-cache-device", choices=("host", "device"), default="host", help="where those lie (default: host)"
+        "--prefix-cache-device",
+        choices=("device", "host"),
+        default=DEFAULTS.prefix_cache_device,
+        help=f"where those lie (default: {DEFAULTS.prefix_cache_device})",
+    )
+    engine.add_argument(
+        "--no-cache-answers", action="store_true", help="keep states of prompts alone, not those after answers"
+    )
+    engine.add_argument(
+        "--speculation-tokens",
+        metavar="N",
+        type=at_least(0),
+        default=DEFAULTS.speculation_tokens,
+        help="tokens that are guessed from what a text repeats, and checked at once; 0: none "
+        f"(default: {DEFAULTS.speculation_tokens})",
+    )
+    engine.add_argument(
+        "--speculation-rows",
+        metavar="N",
+        type=at_least(1),
+        default=DEFAULTS.speculation_rows,
+        help=f"with up to so many requests that generate (default: {DEFAULTS.speculation_rows})",
     )
     engine.add_argument("--swap-folder", metavar="FOLDER", type=Path, help="for states of sessions beyond --swap-mb")
     engine.add_argument(
@@ -150,6 +171,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             state_dtype=args.state_dtype,
             prefix_cache_bytes=args.prefix_cache_mb * MIB,
             prefix_cache_device=args.prefix_cache_device,
+            cache_answers=not args.no_cache_answers,
+            speculation_tokens=args.speculation_tokens,
+            speculation_rows=args.speculation_rows,
             swap_bytes=args.swap_mb * MIB,
             swap_folder=args.swap_folder,
             swap_folder_bytes=args.swap_folder_mb * MIB,

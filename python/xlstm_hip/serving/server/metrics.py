@@ -32,6 +32,8 @@ COUNTERS = {
     "prefix_cache_tokens_saved": ("prefix_cache_tokens_saved", "Prompt tokens that were not read again"),
     "tokens_prefilled": ("prompt_tokens", "Prompt tokens that were read"),
     "tokens_generated": ("generated_tokens", "Tokens that were generated"),
+    "tokens_guessed": ("guessed_tokens", "Tokens that speculation guessed"),
+    "tokens_guessed_right": ("guessed_right_tokens", "Those of them that were right"),
     "steps": ("engine_steps", "Steps of the engine"),
     "preemptions": ("preemptions", "Running requests that gave up their slot to one of higher priority"),
     "swapped_out": ("swapped_out", "States that left their slot for host memory"),
