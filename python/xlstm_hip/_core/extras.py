@@ -20,6 +20,7 @@ EXTRA_OF = {
     "pydantic": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
+    "opentelemetry": "otel",
     "xgrammar": "structured",
 }
 

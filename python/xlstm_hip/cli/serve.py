@@ -51,6 +51,9 @@ def add(commands: Any) -> None:
         default="info",
         help="debug: requests of /health, /ready and /metrics, too (default: info)",
     )
+    log.add_argument(
+        "--otel", action="store_true", help="a span for each request, by OTLP over HTTP (OTEL_* variables)"
+    )
     add_model_options(command)
 
 
@@ -227,6 +230,7 @@ def run(args: argparse.Namespace) -> int:
         limits=limits,
         lenient=args.ignore_unknown_fields,
         cors_origins=args.cors_origin,
+        otel=args.otel,
         drain_seconds=args.drain_timeout,
         log_format=args.log_format,
         log_level=args.log_level,

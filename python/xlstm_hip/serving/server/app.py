@@ -24,6 +24,7 @@ from .generate import generate
 from .openai_types import ApiBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse, schema_of
 from .sampling_fields import check_length
 from .state import ServerState, record_of
+from .tracing import Spans
 
 # The page loads nothing from elsewhere and talks to this server alone.
 PAGE_POLICY = (
@@ -34,12 +35,13 @@ NOT_SERVED = ("embeddings", "images", "audio", "moderations", "responses", "file
               "assistants", "threads", "vector_stores", "uploads", "realtime", "videos", "rerank", "score")  # fmt: skip
 
 
-def create_app(state: ServerState, cors_origins: Sequence[str] = ()) -> FastAPI:
+def create_app(state: ServerState, cors_origins: Sequence[str] = (), spans: Spans | None = None) -> FastAPI:
     app = FastAPI(title="xlstm_hip", version=__version__, docs_url=None, redoc_url=None)
     app.state.server = state
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(AnyHTTPException, _http_error)
-    app.add_middleware(Envelope, ended=state.metrics.ended)
+    watchers = [state.metrics.ended] if spans is None else [state.metrics.ended, spans.ended]
+    app.add_middleware(Envelope, ended=watchers)
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,

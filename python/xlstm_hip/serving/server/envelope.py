@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +28,11 @@ def request_id(given: str) -> str:
 
 
 class Envelope:
-    def __init__(self, app: ASGIApp, ended: Callable[[Record, float], None]) -> None:
+    """
+    ended   called with each request, and its seconds, when it has been answered
+    """
+
+    def __init__(self, app: ASGIApp, ended: Sequence[Callable[[Record, float], None]]) -> None:
         self._app, self._ended = app, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +41,9 @@ class Envelope:
             return
         # As it was sent: a decoded path may contain the end of a line.
         path = scope.get("raw_path", b"").decode("latin-1")[:200]
-        record = Record(request_id(Headers(scope=scope).get(ID_HEADER, "")), scope["method"], path)
+        headers = Headers(scope=scope)
+        trace = headers.get("traceparent", "")
+        record = Record(request_id(headers.get(ID_HEADER, "")), scope["method"], path, trace)
         scope["state"] = {**scope.get("state", {}), "record": record}
 
         async def send_with_id(message: Message) -> None:
@@ -60,12 +66,13 @@ class Envelope:
             self._end(record, scope)
 
     def _end(self, record: Record, scope: Scope) -> None:
-        for call in record.on_end:
-            call()
+        for leave in record.on_end:
+            leave()
         record.route = getattr(scope.get("route"), "path", "other")
         record.status = record.status or LEFT_STATUS
         record.outcome = record.outcome or ("refused" if record.status >= 400 else "ok")
         seconds = time.monotonic() - record.began
-        self._ended(record, seconds)
+        for call in self._ended:
+            call(record, seconds)
         level = logging.DEBUG if record.path in QUIET else logging.INFO
         say("request", level, **record.fields(seconds))

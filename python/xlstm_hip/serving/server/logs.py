@@ -20,6 +20,7 @@ LEVELS = ("debug", "info", "warning", "error")
 class Record:
     """What is known of a request, for its line in the log, its metrics and its span.
 
+    trace       the client's header traceparent
     outcome     the finish reason, or what became of it: "refused", "left", "slow", "failed"
     on_end      called when it has been answered
     """
@@ -27,6 +28,7 @@ class Record:
     id: str
     method: str
     path: str
+    trace: str = ""
     route: str = "other"
     began: float = field(default_factory=time.monotonic)
     status: int = 0

@@ -21,6 +21,7 @@ from .limits import Limits
 from .logs import say, set_up
 from .served import Served
 from .state import ServerState
+from .tracing import Spans
 
 BACKLOG = 2048
 SEND_BUFFER = 128 << 10  # bytes that the system keeps for a client that does not read: about a thousand tokens
@@ -30,6 +31,7 @@ SEND_BUFFER = 128 << 10  # bytes that the system keeps for a client that does no
 class ServerOptions:
     """
     port             0: any free one, which is printed
+    otel             a span for each request (tracing.py)
     drain_seconds    that running answers have after a signal
     lenient          unknown fields of requests are left out instead of refused
     """
@@ -40,6 +42,7 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
     lenient: bool = False
     cors_origins: Sequence[str] = ()
+    otel: bool = False
     drain_seconds: float = 30.0
     log_format: str = "text"
     log_level: str = "info"
@@ -70,9 +73,10 @@ def serve(load: Callable[[], Served], options: ServerOptions) -> None:
 
     load    returns the model with its engine started; called in a thread while the server listens and says 503
     """
+    spans = Spans() if options.otel else None
     set_up(options.log_format, options.log_level)
     state = ServerState(options.keys, options.limits, options.lenient)
-    app = create_app(state, options.cors_origins)
+    app = create_app(state, options.cors_origins, spans)
     failed: list[BaseException] = []
 
     def load_it() -> None:
@@ -89,6 +93,8 @@ def serve(load: Callable[[], Served], options: ServerOptions) -> None:
         yield
         if state.served is not None:
             await asyncio.to_thread(state.served.engine.close, False)
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
 
     app.router.lifespan_context = lifespan
     listener = listen(options.host, options.port, options.limits.stall_seconds)
