@@ -193,11 +193,11 @@ def test_deadlines_of_those_that_run_and_wait(model: xLSTMLarge) -> None:
     answers = Answers()
     endless = SamplingParams(max_tokens=10**6, seed=0, ignore_eos=True)
     with engine_of(model, slots=1) as engine:
-        engine.submit(Request("runs", [5], endless, deadline=0.4), answers)
+        engine.submit(Request("runs", [5], endless, deadline=1.0), answers)
         engine.submit(Request("waits", [5], endless, deadline=0.2), answers)
         began = time.monotonic()
         (last,) = answers.wait("waits")
-        assert last.finish_reason == "deadline" and 0.15 < time.monotonic() - began < 0.39 and last.new_tokens == 0
+        assert last.finish_reason == "deadline" and 0.15 < time.monotonic() - began < 0.9 and last.new_tokens == 0
         (last,) = answers.wait("runs")
         assert last.finish_reason == "deadline" and last.new_tokens > 5
 
@@ -219,20 +219,25 @@ def test_priorities(model: xLSTMLarge) -> None:
 
 @pytest.mark.parametrize("reading", [False, True], ids=["decodes", "is read"])
 def test_a_preempted_request_goes_on_with_the_same_bits(model: xLSTMLarge, reading: bool) -> None:
-    low = Request("low", prompt_of(400 if reading else 20), SamplingParams(30, seed=5, ignore_eos=True, logprobs=1))
+    low = Request("low", prompt_of(3000 if reading else 20), SamplingParams(30, seed=5, ignore_eos=True, logprobs=1))
     high = Request("high", prompt_of(20, 1), GREEDY, priority=5)
     with engine_of(model, slots=1, prefix_cache_bytes=0, token_budget=16) as engine:
         want = ask(engine, low).logprobs("low")
         answers = Answers()
+
+        def on_output(output: Output) -> None:
+            answers(output)
+            if not reading and output.new_tokens == 5:
+                engine.submit(high, answers)
+
         steps = engine.metrics().steps
-        engine.submit(low, answers)
+        engine.submit(low, on_output)
         if reading:
             while engine.metrics().steps < steps + 3:
                 time.sleep(0.0001)
-        else:
-            answers.wait_for_tokens("low", 5)
-        engine.submit(high, answers)
-        answers.wait("low", "high")
+            engine.submit(high, answers)
+        answers.wait("low")
+        answers.wait("high")
         metrics = engine.metrics()
         assert metrics.preemptions == metrics.swapped_out == metrics.swapped_in == 1 and metrics.swap_host_bytes == 0
     assert answers.logprobs("low") == want and (len(answers.outputs["low"]) == 30)
@@ -474,10 +479,10 @@ def test_thousands_of_short_requests_leave_nothing_behind(model: xLSTMLarge) -> 
 
         run(200)
         before = tensors()
-        run(1400)
+        run(1000)
         metrics = engine.metrics()
         assert metrics.slots_used == metrics.running == metrics.waiting == 0 and not engine._ids
-        assert metrics.requests_accepted == sum(metrics.requests_finished.values()) == 3200
+        assert metrics.requests_accepted == sum(metrics.requests_finished.values()) == 2400
         assert metrics.requests_finished["cancelled"] > 50 and "error" not in metrics.requests_finished
         assert metrics.prefix_cache_bytes <= 300_000
         # The cache, the sessions and the slots' views hold tensors, of which there is a most.

@@ -10,7 +10,7 @@ import torch
 
 from support.serving import Answers, ask, engine_of, paused, prompt_of, serving_model
 from xlstm_hip.models import xLSTMLarge
-from xlstm_hip.serving import Request, SamplingParams
+from xlstm_hip.serving import Output, Request, SamplingParams
 from xlstm_hip.serving.speculation import NgramDraft
 
 SPECULATES = {"speculation_tokens": 5}
@@ -75,7 +75,7 @@ def test_fewer_calls_where_a_text_repeats_itself(model: xLSTMLarge) -> None:
 def test_drawn_tokens_have_their_shares(model: xLSTMLarge) -> None:
     """Many short answers of few tokens, with guesses and without: the same, seed by seed, so the same shares."""
     bias = {token: 12.0 for token in REPEATS}
-    params = [SamplingParams(8, temperature=1.5, seed=n, ignore_eos=True, logit_bias=bias) for n in range(200)]
+    params = [SamplingParams(8, temperature=1.5, seed=n, ignore_eos=True, logit_bias=bias) for n in range(100)]
     many = [Request(str(n), REPEATS, one) for n, one in enumerate(params)]
     counts = []
     for changes in ({}, SPECULATES):
@@ -83,8 +83,8 @@ def test_drawn_tokens_have_their_shares(model: xLSTMLarge) -> None:
             answers = ask(engine, *many)
             counts.append([tuple(answers.tokens(request.id)) for request in many])
             metrics = engine.metrics()
-    assert counts[0] == counts[1] and len(set(counts[0])) > 100
-    assert 50 < metrics.tokens_guessed_right < metrics.tokens_guessed / 2
+    assert counts[0] == counts[1] and len(set(counts[0])) > 60
+    assert 20 < metrics.tokens_guessed_right < metrics.tokens_guessed / 2
 
 
 @pytest.mark.parametrize("params", [{"stop_token_ids": True}, {"stop": True}, {"max_tokens": 7}], ids=str)
@@ -92,7 +92,7 @@ def test_ends_within_a_guess(model: xLSTMLarge, params: dict[str, Any]) -> None:
     free_params = SamplingParams(60, temperature=0, ignore_eos=True)
     with engine_of(model) as plain, engine_of(model, **SPECULATES) as engine:
         free = ask(plain, Request("a", REPEATS, free_params)).tokens("a")
-        for at in range(1, 30, 3):
+        for at in range(1, 30, 6):
             given = dict(params)
             if "stop_token_ids" in params:
                 given["stop_token_ids"] = (free[at],)
@@ -128,10 +128,15 @@ def test_sessions_preemption_and_lack_of_memory(model: xLSTMLarge, monkeypatch: 
     with engine_of(model, slots=1, **SPECULATES) as engine:
         monkeypatch.setattr(xLSTMLarge, "hidden", failing)
         answers = Answers()
-        engine.submit(low, answers)
-        answers.wait_for_tokens("low", 20)
-        engine.submit(high, answers)
-        answers.wait("low", "high")
+
+        def on_output(output: Output) -> None:
+            answers(output)
+            if output.new_tokens == 20:
+                engine.submit(high, answers)
+
+        engine.submit(low, on_output)
+        answers.wait("low")
+        answers.wait("high")
         assert answers.tokens("low") == want and engine.metrics().preemptions == 1
         answers = ask(engine, turn)
         assert answers.tokens("turn") == want_turn
