@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -160,6 +161,25 @@ def test_hundreds_leave_in_mid_stream(tmp_path: Path) -> None:
         assert again.text.endswith("data: [DONE]\n\n")
     left = [line for line in events(server) if line.get("outcome") == "left"]
     assert len(left) == 250 and not [line for line in events(server) if line["level"] == "error"]
+
+
+def test_a_signal_while_the_model_is_loaded(tmp_path: Path) -> None:
+    """The port is open, /ready says why nothing is answered, and nothing is waited for at the end."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(DEMO / "config.json", folder)
+    os.mkfifo(folder / "model.safetensors")  # whose reading never ends
+    process = command("serve", folder, "--port", 0)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        assert httpx.get(f"{url}/ready").json() == {"status": "loading"}
+        answer = httpx.post(f"{url}/v1/completions", json=BODY)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,6 +25,7 @@ from .state import ServerState
 from .tracing import Spans
 
 BACKLOG = 2048
+MOST_FILES = 65536
 SEND_BUFFER = 128 << 10  # bytes that the system keeps for a client that does not read: about a thousand tokens
 
 
@@ -68,6 +70,14 @@ def listen(host: str, port: int, stall_seconds: float) -> socket.socket:
     return listener
 
 
+def allow_connections() -> None:
+    """Each is an open file, of which a shell often allows 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def serve(load: Callable[[], Served], options: ServerOptions) -> None:
     """Returns when it was asked to end by a signal and all answers are finished.
 
@@ -75,6 +85,7 @@ def serve(load: Callable[[], Served], options: ServerOptions) -> None:
     """
     spans = Spans() if options.otel else None
     set_up(options.log_format, options.log_level)
+    allow_connections()
     state = ServerState(options.keys, options.limits, options.lenient)
     app = create_app(state, options.cors_origins, spans)
     failed: list[BaseException] = []
