@@ -15,6 +15,8 @@ import uvicorn
 from .logs import say
 from .state import ServerState
 
+CUT_SECONDS = 5.0  # for clients to be told that their requests were cancelled
+
 
 class DrainingServer(uvicorn.Server):
     """uvicorn's server closes its sockets at the first signal. Here it goes on: /ready says 503 to a load balancer,
@@ -58,6 +60,3 @@ class DrainingServer(uvicorn.Server):
             await asyncio.wait_for(door.until_empty(), CUT_SECONDS)
         say("drained", cancelled=cut)
         self.should_exit = True
-
-
-CUT_SECONDS = 5.0  # for clients to be told that their requests were cancelled

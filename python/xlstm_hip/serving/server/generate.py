@@ -46,10 +46,11 @@ async def generate(
         """In a thread: a long prompt takes a while to encode, and streams go on beside it."""
         prompts = prompts_of(served, body)
         requests, names = requests_of(body, prompts, state.limits, answer_id, record.key)
+        answer = answer_of(answer_id, served, body, [len(prompt) for prompt in prompts])
         bound = state.limits.stream_outputs * len(requests) if body.stream else None
         generation = Generation(mailbox, served.engine, requests, record.id, bound)
         submit(generation, names)
-        return generation, answer_of(answer_id, served, body, [len(prompt) for prompt in prompts])
+        return generation, answer
 
     mailbox = state.mailbox
     threads = None if structure_of(body)[1] is None else state.forms
@@ -75,7 +76,7 @@ def submit(generation: Generation, names: dict[str, str]) -> None:
     except QueueFull as error:
         raise ApiError(429, f"the server is busy: {error}", code="queue_full", retry_after=1) from None
     except EngineClosed:
-        raise ApiError(503, "the server is shutting down", code="draining", retry_after=5) from None
+        raise ApiError(503, "the engine takes no more requests", code="draining", retry_after=5) from None
     except ValueError as error:
         raise of_value_error(error, names) from None
     except ModuleNotFoundError as error:  # of the extra for structured answers
