@@ -4,11 +4,9 @@
 from .config import EngineConfig
 from .engine import Engine, EngineClosed, EngineFailed, QueueFull
 from .metrics import HistogramSnapshot, Snapshot
-from .params import FINISH_REASONS, STRUCTURES, Output, Request, SamplingParams, Structure
+from .params import Output, Request, SamplingParams, Structure
 
 __all__ = [
-    "FINISH_REASONS",
-    "STRUCTURES",
     "Engine",
     "EngineClosed",
     "EngineConfig",

@@ -7,13 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._core.checks import one_of
 from ..models.text import TokenLogprob, check_stop_strings
 
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
-FINISH_REASONS = ("stop", "length", "cancelled", "deadline", "error")
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,7 @@ class Request:
             raise ValueError(f"session: expected None or a string of at least one character, got {self.session!r}")
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """What is new of a request; the last one has a finish_reason.
 
     tokens           new ones, end tokens and those of a stop string among them
