@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import json
 import socket
 import threading
@@ -16,6 +17,10 @@ import pytest
 from support.fake_engine import FakeEngine, served_by
 from support.http_server import LocalServer, post, running, until
 from xlstm_hip.serving.server import Limits
+from xlstm_hip.serving.server.completions import CompletionAnswer
+from xlstm_hip.serving.server.generation import Generation
+from xlstm_hip.serving.server.logs import Record
+from xlstm_hip.serving.server.streaming import EventStream
 
 ENDLESS = {"model": "fake", "prompt": "a", "max_tokens": 30000, "stream": True}
 
@@ -92,6 +97,13 @@ def test_hundreds_leave_in_mid_stream(engine: FakeEngine, server: LocalServer) -
     assert len(engine.cancelled) == 250 and engine.finished == {"cancelled": 250, "length": 1}
     until(lambda: outcomes(server) == {"left": 250, "length": 1})
     assert b"xlstm_hip_http_requests_open 0.0" in server.state.metrics.text()
+    until(lambda: not kept())
+
+
+def kept() -> list[object]:
+    """What requests left in memory."""
+    gc.collect()
+    return [x for x in gc.get_objects() if type(x) in (Generation, CompletionAnswer, EventStream, Record)]
 
 
 def test_a_client_that_does_not_read(engine: FakeEngine) -> None:
