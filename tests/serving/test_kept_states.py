@@ -88,15 +88,25 @@ def test_a_small_cache_stays_small(model: xLSTMLarge) -> None:
             assert 0 < engine.metrics().prefix_cache_bytes <= limit
 
 
-def test_an_out_of_memory_of_the_cache_harms_nobody(model: xLSTMLarge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_of_the_cache_makes_it_smaller_and_harms_nobody(
+    model: xLSTMLarge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with engine_of(model) as engine:
+        keep, stepper, left = engine._stepper.slots.keep, engine._stepper, [4]
 
-        def keep(*arguments: Any) -> Any:
-            raise torch.OutOfMemoryError("planted")
+        def failing(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == -1:
+                raise torch.OutOfMemoryError("planted")
+            return keep(*arguments, **named)
 
-        monkeypatch.setattr(engine._stepper.slots, "keep", keep)
+        monkeypatch.setattr(stepper.slots, "keep", failing)
         assert len(ask(engine, Request("a", SYSTEM, SAMPLED)).tokens("a")) == 10
-        assert engine.healthy and engine.metrics().out_of_memory > 0
+        assert engine.healthy and engine.metrics().out_of_memory == 1 and 0 < engine.metrics().prefix_cache_states <= 2
+        want = ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a")
+        assert 0 < engine.metrics().prefix_cache_bytes <= stepper.cache.limit < 3 * 6000
+        assert ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a") == want
+        assert stepper.scheduler.slots == 4 and "prefix_cache_bytes: out of memory; " in caplog.text
 
 
 # ---- sessions

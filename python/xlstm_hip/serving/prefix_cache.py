@@ -57,7 +57,7 @@ class PrefixCache:
     """States of up to `limit` bytes. 0: nothing is kept."""
 
     def __init__(self, limit: int, chunk: int) -> None:
-        self._limit, self._chunk = limit, chunk
+        self.limit, self._chunk = limit, chunk
         self._entries: OrderedDict[bytes, KeptState] = (
             OrderedDict()
         )  # by the hash of their tokens; used last: at the end
@@ -86,7 +86,7 @@ class PrefixCache:
 
     def takes(self, nbytes: int) -> bool:
         """Whether an entry of so many bytes may be kept at all."""
-        return nbytes <= self._limit
+        return nbytes <= self.limit
 
     def keep(self, text: HashedTokens, entry: KeptState) -> None:
         """Adds a state that has read the first tokens of a text; those unused for longest make room."""
@@ -94,7 +94,7 @@ class PrefixCache:
         hash_ = text.hash_of(length)
         if not self.takes(entry.nbytes) or hash_ in self._entries:
             return
-        while self.nbytes + entry.nbytes > self._limit:
+        while self.nbytes + entry.nbytes > self.limit:
             self._remove(next(iter(self._entries)))
         self._entries[hash_] = entry
         self._lengths.setdefault(text.boundary(length), Counter())[length] += 1
@@ -105,6 +105,12 @@ class PrefixCache:
         hash_ = text.hash_of(length)
         if self.has(text, length) and hash_ not in self._used:
             self._remove(hash_)
+
+    def halve(self) -> None:
+        """Drops half of what is kept, and keeps no more than that from now on."""
+        self.limit = self.nbytes // 2
+        while self.nbytes > self.limit:
+            self._remove(next(iter(self._entries)))
 
     def clear(self) -> None:
         while self._entries:

@@ -354,7 +354,11 @@ class Stepper:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._out_of_memory("keeping a state", error)
+            self.counts.out_of_memory += 1
+            self.cache.halve()
+            logger.warning(
+                "prefix_cache_bytes: out of memory; %d bytes are used from now on: %s", self.cache.limit, error
+            )
             return
         self.cache.keep(text, kept)
 
@@ -376,7 +380,8 @@ class Stepper:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._out_of_memory("keeping the state of an answer", error)
+            self.counts.out_of_memory += 1
+            logger.warning("out of memory: the state of an answer is not kept, its text will be read again: %s", error)
 
     # ---- ends
 
