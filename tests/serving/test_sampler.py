@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from xlstm_hip.models import Sampling, logprobs_of
+from xlstm_hip.models import Sampling, load_tokenizer, logprobs_of
 from xlstm_hip.models.sampling import Drawing
 from xlstm_hip.models.tokenizer import BYTES
 from xlstm_hip.serving import SamplingParams, Structure
@@ -179,6 +181,32 @@ def test_structures(seed: int, ends: tuple[int, ...]) -> None:
         made = json.loads(written(Structure("json_schema", value), seed, ends))
         assert set(made) == {"name", "age"} and 0 <= made["age"] <= 99
     assert isinstance(json.loads(written(Structure("json_object"), seed, ends)), dict)
+
+
+def test_structures_with_a_tokenizer_of_a_file(tmp_path: Path) -> None:
+    """Tokens of several characters; a vocabulary that the model's is larger than; an end token."""
+    pytest.importorskip("xgrammar"), pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=290, special_tokens=["</s>"], initial_alphabet=alphabet)
+    made.train_from_iterator(["abab abcab 123 1212 yes no"] * 20, trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    size = made.get_vocab_size() + 7
+    tokenizer, end = load_tokenizer(tmp_path, size), made.token_to_id("</s>")
+    structures = Structures(tokenizer, size, (end,))
+    compiled = structures.compile(Structure("regex", r"(ab|c)+ \d{4}"))
+    for seed in range(5):
+        choice = Choice(SamplingParams(seed=seed), PROMPT, size, CPU, structures.follow(compiled))
+        tokens: list[int] = []
+        while end not in tokens:
+            (one,) = Sampler(tokenizer).draw([choice], torch.zeros(1, size))
+            tokens.append(one.token)
+        assert re.fullmatch(r"(ab|c)+ \d{4}", tokenizer.decode(tokens[:-1]))
+    with pytest.raises(ValueError, match="structure: expected a tokenizer of load_tokenizer, got one .* from no file"):
+        Structures(dataclasses.replace(tokenizer, file=None), size, ()).compile(Structure("json_object"))
 
 
 def test_a_mask_in_words() -> None:
