@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import xlstm_hip
-from xlstm_hip import attention, cli, models
+from xlstm_hip import attention, cli, models, serving
 from xlstm_hip._core.plans import use_plans
 from xlstm_hip.mlstm import builtin_kernels, select
 
@@ -207,7 +207,7 @@ def test_the_reference_has_every_public_name() -> None:
     """Each with a docstring, without which the site leaves it out, and with a line for those who browse the source."""
     shown = in_the_reference()
     lines = set(re.findall(r"^- `(\w+)`: \w", text_of("docs/reference.md"), re.MULTILINE))
-    for module in (xlstm_hip, attention, models):
+    for module in (xlstm_hip, attention, models, serving):
         public = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
         assert not {name for name, x in public.items() if x not in shown}
         assert not {name for name, x in public.items() if not x.__doc__}

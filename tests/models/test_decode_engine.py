@@ -225,7 +225,7 @@ def test_a_graph_of_a_step(captures: list[Callable]) -> None:
     for mask, by_layers in itertools.product((None, keep), (False, True)):
         want_state, state = copied(begun), copied(begun)
         states = [s for n in sorted(state) for s in state[n]]
-        graph = decode_engine.StepGraph(())
+        graph = decode_engine.StepGraph()
         call = functools.partial(engine._call, states=states, numbers=numbers)
         if by_layers:
             call = functools.partial(layers, model, state)
@@ -245,7 +245,7 @@ def test_a_graph_of_a_step_with_states_of_bfloat16(captures: list[Callable]) -> 
     model = small_model(inference_state_dtype="bfloat16")
     begun, x = state_after(model, tokens(2, 5)), tokens(2, 5, seed=2)
     for keep in (None, torch.tensor([True, False])):
-        want_state, state, graph = copied(begun), copied(begun), decode_engine.StepGraph(())
+        want_state, state, graph = copied(begun), copied(begun), decode_engine.StepGraph()
         for t in range(5):
             want = model.step(x[:, t], want_state, keep)
             with layer_by_layer():
@@ -275,11 +275,10 @@ def test_a_graph_of_a_step_with_its_draw(
 
     def step(self, rows, states, keep, numbers, layers, then):
         key = (then.key, rows.data_ptr(), keep.data_ptr())
-        if self._graph is None or self._graph.key != key:
+        if key not in keys:
             keys.append(key)
-            self._graph = decode_engine.StepGraph(key)
         call = functools.partial(self._call, states=states, numbers=numbers)
-        return self._graph.step(call, (3, 97), rows, keep, then)
+        return self._graph_of(key).step(call, (3, 97), rows, keep, then)
 
     monkeypatch.setattr(decode_engine.DecodeEngine, "step", step)
     actual = generate(model, prompts, 30, seed=4, eos=(11, 30), **options)
@@ -287,6 +286,21 @@ def test_a_graph_of_a_step_with_its_draw(
     assert len(keys) == len(captures) == 1
     for n, state in want.state.items():
         assert all(torch.equal(a, b) for a, b in zip(actual.state[n], state, strict=True))
+
+
+def test_how_many_graphs_are_kept() -> None:
+    """One, or as many as was asked for, also of an engine that is built again; the used last stay."""
+    model = small_model()
+    engine = decode_engine.engine_of(model, model._new_engine)
+    first = engine._graph_of(("a",))
+    assert engine._graph_of(("a",)) is first and engine._graph_of(("b",)) and engine._graph_of(("a",)) is not first
+    decode_engine.keep_step_graphs(model, 3)
+    graphs = {key: engine._graph_of((key,)) for key in "abc"}
+    assert engine._graph_of(("a",)) is graphs["a"] and engine._graph_of(("d",)) is not None
+    assert engine._graph_of(("a",)) is graphs["a"] and engine._graph_of(("c",)) is graphs["c"]
+    assert engine._graph_of(("b",)) is not graphs["b"]
+    decode_engine.drop_engine(model)
+    assert decode_engine.engine_of(model, model._new_engine).most_graphs == 3
 
 
 # ---- weights that change

@@ -146,8 +146,11 @@ def test_files_that_are_none(model: xLSTMLarge, tmp_path: Path) -> None:
         file.write_bytes(contents)
         with pytest.raises(ValueError, match="state: damaged, or no file of a state: "):
             load_state(file, model)
-    file.write_bytes(saved.replace(b"xlstm_hip state 1", b"xlstm_hip state 2"))
-    with pytest.raises(ValueError, match="state: expected a state that this version saved, got 'xlstm_hip state 2'"):
+    file.write_bytes(saved.replace(b"xlstm_hip state 2", b"xlstm_hip state 1"))
+    with pytest.raises(ValueError, match="state: expected a state that this version saved, got 'xlstm_hip state 1'"):
+        load_state(file, model)
+    file.write_bytes(saved[:-9] + bytes([saved[-9] ^ 1]) + saved[-8:])  # one bit of a tensor
+    with pytest.raises(ValueError, match="state: damaged: its tensors have another hash than when they were written"):
         load_state(file, model)
     file.write_bytes(saved.replace(b'"1.n"', b'"1.x"'))
     with pytest.raises(ValueError, match="state: damaged, or no file of a state: '1.n'"):

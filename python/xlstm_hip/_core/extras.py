@@ -15,6 +15,13 @@ EXTRA_OF = {
     "ray": "ray",
     "matplotlib": "plot",
     "rich": "rich",
+    "fastapi": "serve",
+    "starlette": "serve",
+    "pydantic": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "opentelemetry": "otel",
+    "xgrammar": "structured",
 }
 
 

@@ -10,16 +10,16 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import bench, chat, convert, doctor, evaluate, generate, plan, quantize, tune
+from . import bench, chat, convert, doctor, evaluate, generate, plan, quantize, serve, tune
 from .common import Parser, WrongArguments
 
-COMMANDS = (generate, chat, convert, quantize, evaluate, doctor, plan, bench, tune)
+COMMANDS = (generate, chat, serve, convert, quantize, evaluate, doctor, plan, bench, tune)
 
 
 def parser() -> argparse.ArgumentParser:
     root = Parser(
         prog="xlstm-hip",
-        description="Run, convert, quantise, measure and tune xLSTM models with the kernels of xlstm_hip.",
+        description="Run, serve, convert, quantise, measure and tune xLSTM models with the kernels of xlstm_hip.",
     )
     root.add_argument("--version", action="version", version=f"xlstm-hip {__version__}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -187,8 +188,7 @@ class StepGraph:
     and mask are read where they were in the first step: a step that samples the next token is then a single replay.
     """
 
-    def __init__(self, key: tuple) -> None:
-        self.key = key
+    def __init__(self) -> None:
         self._steps = 0
         self._replay: Callable[[], None] | None = None
 
@@ -253,7 +253,8 @@ class DecodeEngine:
         self._fast: dict[int, bool] = {}  # by rows: whether each quantised layer has a kernel for them
         self._all_16_bits = not parts.adapted and len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16}
         self._weight_index = torch.tensor(parts.weight_index, device="cpu")
-        self._graph: StepGraph | None = None
+        self._graphs: OrderedDict[tuple, StepGraph] = OrderedDict()  # the used last at the end
+        self.most_graphs = 1
 
     def _take_apart(
         self, blocks: Part, embedding: Part, out_norm: Part, head: Part | None, knows_block: Callable[[nn.Module], bool]
@@ -355,14 +356,21 @@ class DecodeEngine:
                 tensors += [tokens] if keep is None else [tokens, keep]
             done = None if then is None else then.key
             key = (shape, by_layers, keep is None, done, numbers, *(x.data_ptr() for x in tensors))
-            if self._graph is None or self._graph.key != key:
-                self._graph = StepGraph(key)
-            return self._graph.step(call, shape, tokens, keep, then)
+            return self._graph_of(key).step(call, shape, tokens, keep, then)
         out = torch.empty(shape, dtype=torch.float32, device=tokens.device)
         call(out, tokens.contiguous(), keep)
         if then is not None:
             then(out)
         return out
+
+    def _graph_of(self, key: tuple) -> StepGraph:
+        """The graph of steps of this key, a new one if need be; the graph unused for longest makes room."""
+        if key not in self._graphs:
+            while len(self._graphs) >= self.most_graphs:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = StepGraph()
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
 
     def _call(
         self, out: Tensor, tokens: Tensor, keep: Tensor | None, states: Sequence[Tensor], numbers: Numbers
@@ -374,6 +382,7 @@ class DecodeEngine:
 
 
 _ENGINES: weakref.WeakKeyDictionary[nn.Module, DecodeEngine] = weakref.WeakKeyDictionary()
+_MOST_GRAPHS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
 def engine_of(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngine:
@@ -383,7 +392,18 @@ def engine_of(model: nn.Module, make: Callable[[], DecodeEngine]) -> DecodeEngin
         drop_engine(model)
         engine = None
         engine = _ENGINES[model] = make()
+        engine.most_graphs = _MOST_GRAPHS.get(model, 1)
     return engine
+
+
+def keep_step_graphs(model: nn.Module, most: int) -> None:
+    """Of how many kinds of step (batch, states, mask) a GPU keeps graphs. Each has memory for what a step computes, so
+    by default only the last kind is kept: for whoever takes turns between some.
+    """
+    _MOST_GRAPHS[model] = most
+    engine = _ENGINES.get(model)
+    if engine is not None:
+        engine.most_graphs = most
 
 
 def drop_engine(model: nn.Module) -> None:

@@ -105,14 +105,14 @@ class Drawing:
         buffers = (self.tokens, self.going, self.seen, self._ends, self._seeds, self._numbers)
         self.key = (*self.options, *(None if x is None else x.data_ptr() for x in buffers))
 
-    def begin(self, seeds: Sequence[int]) -> None:
-        """Resets the batch. Row r's tokens then follow from seeds[r]."""
+    def begin(self, seeds: Sequence[int], numbers: Sequence[int] | None = None) -> None:
+        """Resets the batch. Row r's tokens then follow from seeds[r] and from how many it has had, numbers[r] or 0."""
         self.tokens.fill_(plain.NOTHING_DRAWN)
         if self.going is not None:
             self.going.fill_(True)
         if self._seeds is not None and self._numbers is not None:
             self._seeds.copy_(torch.tensor([_signed(seed) for seed in seeds]))
-            self._numbers.zero_()
+            self._numbers.zero_() if numbers is None else self._numbers.copy_(torch.tensor(numbers))
 
     def __call__(self, logits: Tensor) -> None:
         """Samples a token for each unfinished row; logits (B, V) of any float dtype."""

@@ -2,11 +2,13 @@
 """Files of recurrent states: what a model has read, of any length, in a file of constant size.
 
 A file is safetensors: c, n and m of each block, and perhaps the logits of the next token and which tokens were seen.
-Its metadata says which model made it; another model is refused, because its states mean something else.
+Its metadata says which model made it; another model is refused, because its states mean something else. The hash of its
+tensors is compared when it is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,7 +24,7 @@ from .._core.atomic_files import replacing
 from .._version import __version__
 from .language_model import LanguageModel, State
 
-FORMAT = "xlstm_hip state 1"
+FORMAT = "xlstm_hip state 2"
 PARTS = ("c", "n", "m")
 MODEL_FIELDS = (
     "embedding_dim", "num_blocks", "num_heads", "qk_dim", "v_dim", "vocab_size", "gate",
@@ -31,7 +33,7 @@ MODEL_FIELDS = (
 
 
 class SavedState(NamedTuple):
-    """The result of load_state; its tensors are on the model's device."""
+    """The result of load_state."""
 
     state: State
     batch_size: int
@@ -50,10 +52,12 @@ def save_state(
     seen: Tensor | None = None,
     tokens_read: int = 0,
     notes: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a state of the model to a file, which appears whole or not at all. Stream.save calls it with all it has.
 
     notes    anything that JSON can hold, for the reader
+    facts    model_facts(model), from whoever saves many states of a model that does not change
     """
     try:
         notes_text = json.dumps(notes or {})
@@ -66,24 +70,35 @@ def save_state(
             raise ValueError(f"state: expected a model's last state, (c, n, m) of block {block} in it, got {layer!r}")
         tensors |= {f"{block}.{part}": x for part, x in zip(PARTS, layer, strict=True)}
     tensors |= {name: x for name, x in (("logits", logits), ("seen", seen)) if x is not None}
+    tensors = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
     metadata = {
         "format": FORMAT,
         "version": __version__,
-        "model": json.dumps(_facts(model)),
+        "model": json.dumps(model_facts(model) if facts is None else dict(facts)),
         "tokens_read": str(tokens_read),
         "notes": notes_text,
+        "sha256": _hash(tensors),
     }
     try:
         with replacing(Path(path)) as file:
-            save_file({name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}, file, metadata)
+            save_file(tensors, file, metadata)
     except SafetensorError as error:  # a full disk, say, which is no OSError to it
         raise OSError(f"{path}: {error}") from None
 
 
-def load_state(path: str | os.PathLike[str], model: LanguageModel) -> SavedState:
-    """The state in a file of save_state. ValueError if it is no such file, or another model made it."""
+def load_state(
+    path: str | os.PathLike[str],
+    model: LanguageModel,
+    facts: Mapping[str, Any] | None = None,
+    device: torch.device | None = None,
+) -> SavedState:
+    """The state in a file of save_state. ValueError if it is no such file, is damaged, or another model made it.
+
+    facts     model_facts(model), as save_state has it
+    device    of the tensors. Default: the model's
+    """
     file = Path(path)
-    device = model.embedding.weight.device
+    device = model.embedding.weight.device if device is None else device
     if not file.is_file():
         raise FileNotFoundError(f"expected a file of a state, got {str(path)!r}")
     try:
@@ -91,9 +106,12 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> SavedState
             metadata = opened.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"{file}: expected a state that this version saved, got {metadata.get('format')!r}")
-            _check_model(file, json.loads(metadata["model"]), _facts(model))
+            _check_model(file, json.loads(metadata["model"]), facts or model_facts(model))
             # clone: not the file's own pages, which may change
-            tensors = {name: opened.get_tensor(name).clone().to(device) for name in opened.keys()}  # noqa: SIM118
+            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+        if _hash(tensors) != metadata["sha256"]:
+            raise ValueError(f"{file}: damaged: its tensors have another hash than when they were written")
+        tensors = {name: x.to(device) for name, x in tensors.items()}
         blocks = range(model.config.num_blocks)
         state = {n: (tensors[f"{n}.c"], tensors[f"{n}.n"], tensors[f"{n}.m"]) for n in blocks}
         tokens_read, notes = int(metadata["tokens_read"]), json.loads(metadata["notes"])
@@ -102,7 +120,15 @@ def load_state(path: str | os.PathLike[str], model: LanguageModel) -> SavedState
     return SavedState(state, state[0][0].shape[0], tensors.get("logits"), tensors.get("seen"), tokens_read, notes)
 
 
-def _facts(model: Any) -> dict[str, Any]:
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    """Of all bytes of the tensors, in the order of their names."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def model_facts(model: Any) -> dict[str, Any]:
     """The facts of a model that a state depends on."""
     scheme = model.quantization
     return {name: getattr(model.config, name) for name in MODEL_FIELDS} | {
@@ -112,7 +138,7 @@ def _facts(model: Any) -> dict[str, Any]:
     }
 
 
-def _check_model(file: Path, saved: dict[str, Any], expected: dict[str, Any]) -> None:
+def _check_model(file: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     for name, value in expected.items():
         if saved.get(name) == value:
             continue

@@ -63,6 +63,8 @@ class TextWriter:
         return text
 
     def _certain(self, new: str) -> str:
+        if not self._stop:
+            return new
         text = self.pending + new
         met = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if met:

@@ -25,6 +25,7 @@ class Tokenizer:
     decode: Callable[[Sequence[int]], str]
     # Makes, of the tokens before, a function from each token to the text that it completes.
     streamer: Callable[[Sequence[int]], Callable[[int], str]]
+    file: Path | None = None  # that it was read from
 
 
 def load_tokenizer(path: str | os.PathLike[str], vocab_size: int) -> Tokenizer:
@@ -75,4 +76,5 @@ def _from_file(file: Path) -> Tokenizer:
         encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
         decode=lambda tokens: loaded.decode(list(tokens)),
         streamer=streamer,
+        file=file,
     )

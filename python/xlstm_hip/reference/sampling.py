@@ -25,8 +25,9 @@ class Numbers(Protocol):
     def min_p(self) -> float: ...
 
 
-def penalised(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
-    if penalty == 1 or seen is None:
+def penalised(logits: Tensor, seen: Tensor | None, penalty: float | Tensor) -> Tensor:
+    """The penalty may be a tensor (B, 1), with one for each row."""
+    if seen is None or (not isinstance(penalty, Tensor) and penalty == 1):
         return logits
     logits = logits.float() if logits.dtype != torch.float64 else logits
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An HTTP server with OpenAI's API for an Engine. It needs the packages of the extra `serve`."""
+
+from .app import create_app
+from .auth import Keys, load_keys
+from .limits import Limits
+from .logs import FORMATS, LEVELS
+from .serve import ServerOptions, serve
+from .served import Served
+from .state import ServerState
+
+__all__ = [
+    "FORMATS",
+    "LEVELS",
+    "Keys",
+    "Limits",
+    "Served",
+    "ServerOptions",
+    "ServerState",
+    "create_app",
+    "load_keys",
+    "serve",
+]

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of an engine, without its thread: each reads chunks of prompts and decodes a token of every other request.
+
+scheduler: who has a slot, which chunks ---> slots: states in place ---> the model: a step of rows, and chunks
+    ^                                          |  ^                          |
+    |                                          v  |                          v
+requests   <--- outputs --- running <--- sampler: a token of each  <---  logits        (prefix cache, swap: states)
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.language_model import LanguageModel
+from ..models.tokenizer import Tokenizer
+from .config import EngineConfig
+from .metrics import Counts
+from .params import Output
+from .prefix_cache import KeptBoundaries, PrefixCache
+from .running import RunningRequest
+from .sampler import Choice, Drawn, Sampler
+from .scheduler import Scheduler
+from .slots import Batch, KeptState, Slots
+from .speculation import NgramDraft
+from .structure import Structures
+from .swap import SwapStore
+
+logger = logging.getLogger("xlstm_hip")
+STEPS_PER_SLOT = 256  # without an out-of-memory, after which one more slot is used again
+MOST_OUT_OF_MEMORY = 3  # times that a request is read again for it
+
+
+class Ready:
+    """Requests whose next token is to be sampled, and the logits of it."""
+
+    def __init__(self) -> None:
+        self.requests: list[RunningRequest] = []
+        self._parts: list[Tensor] = []
+
+    def add(self, requests: Sequence[RunningRequest], logits: Tensor) -> None:
+        """logits (R, V), a row for each."""
+        self.requests.extend(requests)
+        self._parts.append(logits)
+
+    @property
+    def logits(self) -> Tensor:
+        return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
+
+
+class Stepper:
+    """
+    on_loaded    called from another thread when the state of a session was read: see session_loaded
+    on_over      called with the id of a request that is over
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        structures: Structures,
+        on_loaded: Callable[[str], None],
+        on_over: Callable[[str], None],
+    ) -> None:
+        self._model, self._config, self._structures, self._on_over = model, config, structures, on_over
+        self._device = model.embedding.weight.device
+        self._vocab_size = model.config.vocab_size
+        self.slots = Slots(model, config.slots, config.fixed_rows)
+        self.scheduler = Scheduler(
+            config.slots, config.token_budget, config.prefill_chunk, config.ageing_seconds, config.preemption
+        )
+        self.cache = PrefixCache(config.prefix_cache_bytes, config.prefill_chunk)
+        self.swap = SwapStore(model, config.swap_bytes, config.swap_folder, config.swap_folder_bytes, on_loaded)
+        self._sampler = Sampler(tokenizer)
+        self.live: dict[str, RunningRequest] = {}
+        self._waits_for_session: dict[str, list[str]] = {}
+        self._cache_on_host = config.prefix_cache_device == "host"
+        self._good_steps = 0  # since memory ran out, or a slot was given back
+        self.counts = Counts()
+
+    # ---- requests
+
+    def take(self, running: RunningRequest) -> None:
+        request = running.request
+        ready = request.session is None or self.swap.ready(request.session)
+        if not ready and request.session is not None:
+            self._waits_for_session.setdefault(request.session, []).append(running.id)
+        deadline = None if request.deadline is None else running.arrived + request.deadline
+        self.live[running.id] = running
+        self.scheduler.add(running.id, len(running.to_read), running.arrived, request.priority, deadline, ready)
+        self.counts.accepted += 1
+
+    def session_loaded(self, session: str) -> None:
+        """Requests that waited for its state may begin."""
+        for id in self._waits_for_session.pop(session, ()):
+            self.scheduler.set_ready(id)
+
+    def cancel(self, id: str) -> None:
+        if id in self.live:
+            self._end(self.live[id], "cancelled")
+
+    def end_all(self, reason: str, error: Exception | None = None) -> None:
+        for running in list(self.live.values()):
+            self._end(running, reason, error)
+
+    def fail(self, submitted: list[RunningRequest], error: Exception) -> None:
+        """Tells all requests, and touches nothing else, as anything may be broken."""
+        for running in (*self.live.values(), *submitted):
+            self.counts.finished["error"] = self.counts.finished.get("error", 0) + 1
+            self._on_over(running.id)
+            try:
+                running.on_output(running.end("error", error))
+            except Exception:
+                logger.warning("on_output of request %s failed for its last output", running.id)
+        self.live.clear()
+
+    # ---- a step
+
+    @torch.no_grad()
+    def step(self) -> bool:
+        """One step. False if there was nothing to do."""
+        began = time.monotonic()
+        for id in self.scheduler.expired(began):
+            self._end(self.live[id], "deadline")
+        plan = self.scheduler.plan(self.swap.room_for(self.slots.row_bytes))
+        for id in plan.preempted:
+            self._swap_out(self.live[id])
+        ready = Ready()
+        decoded = self._decode(ready)
+        for id in plan.admitted:  # a prompt that was read before decodes from the next step on
+            self._guarded(self.live[id], self._admit, ready)
+        for chunk in plan.chunks:
+            running = self.live.get(chunk.id)
+            if running is not None and self.slots.has(chunk.id) and not running.is_read:
+                self._guarded(running, self._read_chunk, ready)
+        self._sample(ready)
+        worked = bool(decoded or plan.chunks or plan.admitted)
+        if worked:
+            self._count_step(decoded, time.monotonic() - began)
+        return worked
+
+    def _guarded(
+        self,
+        running: RunningRequest,
+        do: Callable[[RunningRequest, Ready], None],
+        ready: Ready,
+    ) -> None:
+        """What fails in work for one request concerns that request."""
+        try:
+            do(running, ready)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                self._end(running, "error", error)
+                return
+            self._out_of_memory(f"reading a text of {len(running.to_read)} tokens", error)
+            self._read_again(running, error)
+
+    def _swap_out(self, running: RunningRequest) -> None:
+        tokens = (running.text_read() if running.is_read else running.to_read).tokens
+        try:
+            state = self.slots.keep(running.id, tokens, None, to_host=True)
+        except Exception as error:
+            self._end(running, "error", error)
+            return
+        self.swap.hold(running.id, state)
+        self.slots.release(running.id)
+        self.counts.preemptions += 1
+
+    def _admit(self, running: RunningRequest, ready: Ready) -> None:
+        request = running.request
+        self.slots.claim(running.id)
+        if running.choice is None:
+            structure = None if running.compiled is None else self._structures.follow(running.compiled)
+            running.choice = Choice(request.params, request.tokens, self._vocab_size, self._device, structure)
+            if self._config.speculation_tokens:
+                running.draft = NgramDraft(request.tokens)
+        held = self.swap.release(running.id)
+        if held is not None:
+            self.slots.load(running.id, held.state)
+            if running.is_read:
+                self.slots.decode(running.id)
+            return
+        running.boundaries = KeptBoundaries(self.cache, running.to_read, self._config.prefix_cache_states)
+        of_session = None if request.session is None else self.swap.find(request.session)
+        if of_session is not None and running.to_read.begins_with(of_session.tokens):
+            self._go_on_from(running, of_session, ready)
+        self._go_on_from_cache(running, ready)
+        if not running.began:
+            running.began = True
+            hit = running.cached > 0
+            self.counts.prefix_hits += hit
+            self.counts.prefix_misses += not hit
+
+    def _go_on_from_cache(self, running: RunningRequest, ready: Ready) -> None:
+        kept = self.cache.longest(running.to_read, running.read, len(running.to_read))
+        if kept is not None:
+            self._go_on_from(running, kept, ready)
+
+    def _go_on_from(self, running: RunningRequest, kept: KeptState, ready: Ready) -> None:
+        self.slots.load(running.id, kept.state)
+        if not running.generated:  # else it is read again, and was counted
+            running.cached += len(kept.tokens) - running.read
+            self.counts.tokens_saved += len(kept.tokens) - running.read
+        self._has_read(running, len(kept.tokens), kept.logits, ready)
+
+    def _read_chunk(self, running: RunningRequest, ready: Ready) -> None:
+        """Up to the next multiple of the chunk size; if another request has just read it, goes on from its state."""
+        self._go_on_from_cache(running, ready)
+        if running.is_read:
+            return
+        text, begin = running.to_read, running.read
+        end = min((begin // text.chunk + 1) * text.chunk, len(text))
+        x = torch.from_numpy(text.tokens[begin:end]).long().unsqueeze(0).to(self._device)
+        state = self.slots.state_of(running.id)
+        # Whole chunks alone are worth a graph: the ends of prompts have any length.
+        logits, _ = self._model.read(x, state, None, end - begin == text.chunk)
+        self.counts.tokens_prefilled += end - begin
+        self._keep(running, text, end, logits)
+        if end % text.chunk == 0 and running.boundaries is not None:
+            running.boundaries.kept(end)
+        self._has_read(running, end, logits, ready)
+
+    def _has_read(self, running: RunningRequest, read: int, logits: Tensor | None, ready: Ready) -> None:
+        running.read = read
+        self.scheduler.advance(running.id, read)
+        if not running.is_read:
+            return
+        self.slots.decode(running.id)
+        if not running.generated:
+            assert logits is not None
+            ready.add([running], logits.to(self._device))
+
+    def _decode(self, ready: Ready) -> int:
+        """A token of each row that decodes, or more; returns how many rows those were."""
+        checked = self._check_guesses(ready)
+        decoding = self.slots.decoding
+        if decoding == len([id for id in checked if id in self.live and self.slots.has(id)]):
+            return len(checked)
+        return len(checked) + self._decode_rows(self.slots.batch(checked), ready)
+
+    def _decode_rows(self, batch: Batch, ready: Ready) -> int:
+        rows = [row for row, id in enumerate(batch.ids) if id is not None]
+        decoding = [self.live[id] for id in batch.ids if id is not None]
+        last = [0 if id is None else self.live[id].generated[-1] for id in batch.ids]
+        tokens = torch.tensor(last, device=self._device)
+        try:
+            logits = self._model.step(tokens, batch.state, batch.mask)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._out_of_memory(f"decoding {len(rows)} rows", error)
+            for running in decoding:  # their states may be between two tokens
+                self._read_again(running, error if len(rows) == 1 else None)
+            return len(rows)
+        ready.add(decoding, logits if batch.mask is None else logits[rows])
+        return len(rows)
+
+    # ---- speculation
+
+    def _check_guesses(self, ready: Ready) -> set[str]:
+        """Checks the guesses of the rows that have one, and catches up where the last one was wrong: each is a call of
+        its own. Returns these requests, which are not decoded in this step.
+        """
+        checked: set[str] = set()
+        if not self._config.speculation_tokens:
+            return checked
+        decoding = [self.live[id] for id in self.slots.decoding_ids()]
+        for running in decoding:
+            guess: list[int] = []
+            if len(decoding) <= self._config.speculation_rows and running.draft is not None:
+                left = running.request.params.max_tokens - len(running.generated) - 1
+                guess = running.draft.guess(min(self._config.speculation_tokens, left)) if left else []
+            if guess or running.unread > 1:
+                checked.add(running.id)
+                self._guarded(running, functools.partial(self._check_guess, guess), ready)
+        return checked
+
+    def _check_guess(self, guess: list[int], running: RunningRequest, ready: Ready) -> None:
+        """Reads what the state has not read, and the guess. Each place's token is sampled as without a guess; the first
+        one that differs from it ends the check, and the state in the slot, which read nothing, is that before it.
+        """
+        unread = running.generated[-running.unread :]
+        x = torch.tensor([[*unread, *guess]], device=self._device)
+        state = self.slots.copy_of(running.id)
+        hidden, last = self._model.hidden(x, state, None, True)
+        logits = self._model.logits(hidden[0, len(unread) - 1 :])
+        assert running.choice is not None and running.draft is not None
+        right = 0
+        for row in range(len(guess) + 1):
+            (one,) = self._sampler.draw([running.choice], logits[row : row + 1])
+            if isinstance(one, Exception):
+                raise one
+            running.unread += 1
+            if row == len(guess):
+                self.slots.load(running.id, last)
+                running.unread = 1
+            is_right = row < len(guess) and one.token == guess[row]
+            right += is_right
+            self._add(running, one, logits, row, time.monotonic())
+            if not is_right or running.id not in self.live:
+                break
+        if guess:
+            running.draft.checked(right)
+        self.counts.guessed += len(guess)
+        self.counts.guessed_right += right
+
+    def _sample(self, ready: Ready) -> None:
+        if not ready.requests:
+            return
+        logits = ready.logits
+        drawn = self._sampler.draw([running.choice for running in ready.requests if running.choice is not None], logits)
+        now = time.monotonic()
+        for row, (running, one) in enumerate(zip(ready.requests, drawn, strict=True)):
+            if isinstance(one, Exception):
+                self._end(running, "error", one)
+            else:
+                self._add(running, one, logits, row, now)
+
+    def _add(self, running: RunningRequest, drawn: Drawn, logits: Tensor, row: int, now: float) -> None:
+        if running.last_token_at is None:
+            self.counts.time_to_first_token.add(now - running.arrived)
+        else:
+            self.counts.inter_token_latency.add(now - running.last_token_at)
+        running.last_token_at = now
+        self.counts.tokens_generated += 1
+        if running.draft is not None:
+            running.draft.add(drawn.token)
+        try:
+            output = running.add(drawn)
+            if output.finish_reason is not None:
+                self._keep_answer(running, logits[row : row + 1])
+        except Exception as error:  # of a tokenizer, say
+            self._end(running, "error", error)
+            return
+        if output.finish_reason is not None:
+            self._over(running, output.finish_reason)
+        self._deliver(running, output)
+
+    # ---- states that are kept
+
+    def _keep(self, running: RunningRequest, text: Any, length: int, logits: Tensor) -> None:
+        """Puts the request's state into the cache, if there is room."""
+        if not self.cache.takes(self.slots.row_bytes) or self.cache.has(text, length):
+            return
+        try:
+            kept = self.slots.keep(running.id, text.tokens[:length], logits, self._cache_on_host)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.counts.out_of_memory += 1
+            self.cache.halve()
+            logger.warning(
+                "prefix_cache_bytes: out of memory; %d bytes are used from now on: %s", self.cache.limit, error
+            )
+            return
+        self.cache.keep(text, kept)
+
+    def _keep_answer(self, running: RunningRequest, logits: Tensor) -> None:
+        """The state that has read all but the last token, whose logits these are."""
+        session = running.request.session
+        if session is None and not self._config.cache_answers:
+            return
+        try:
+            if running.unread > 1:  # the last guess was wrong
+                x = torch.tensor([running.generated[-running.unread : -1]], device=self._device)
+                logits, _ = self._model.read(x, self.slots.state_of(running.id))
+                running.unread = 1
+            text = running.text_read()
+            if session is None:
+                self._keep(running, text, len(text), logits)
+            else:
+                self.swap.keep(session, self.slots.keep(running.id, text.tokens, logits, to_host=True))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.counts.out_of_memory += 1
+            logger.warning("out of memory: the state of an answer is not kept, its text will be read again: %s", error)
+
+    # ---- ends
+
+    def _end(self, running: RunningRequest, reason: str, error: Exception | None = None) -> None:
+        """Ends a request wherever it is, before its own tokens do."""
+        self._over(running, reason)
+        self._deliver(running, running.end(reason, error))
+
+    def _over(self, running: RunningRequest, reason: str) -> None:
+        del self.live[running.id]
+        if self.slots.has(running.id):
+            self.slots.release(running.id)
+        elif not self.swap.drop(running.id) and running.request.session is not None:
+            self.swap.unasked(running.request.session)
+        self.scheduler.remove(running.id)
+        self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
+        self._on_over(running.id)
+
+    def _deliver(self, running: RunningRequest, output: Output) -> None:
+        try:
+            running.on_output(output)
+        except Exception as error:
+            logger.warning("on_output of request %s failed: %s: %s", running.id, type(error).__name__, error)
+            if running.id in self.live:
+                self._over(running, "error")
+                last = running.end("error", error)
+                try:
+                    running.on_output(last)
+                except Exception:
+                    logger.warning("on_output of request %s failed for its last output, too", running.id)
+
+    # ---- out of memory
+
+    def _read_again(self, running: RunningRequest, error: Exception | None) -> None:
+        """Its state is lost; it waits in its old place, and its text is read again with what it has answered.
+
+        error    of its own work, not of the work for many: it may not come again and again
+        """
+        running.out_of_memory += error is not None
+        if running.out_of_memory > MOST_OUT_OF_MEMORY:
+            self._end(running, "error", error)
+            return
+        self.slots.release(running.id)
+        running.read_again()
+        self.scheduler.requeue(running.id, len(running.to_read), 0)
+
+    def _out_of_memory(self, doing: str, error: Exception) -> None:
+        """Gives memory back, and has fewer requests run at a time for a while."""
+        self.counts.out_of_memory += 1
+        self.scheduler.slots = max(1, min(self.scheduler.slots, self.scheduler.running) // 2)
+        self._good_steps = 0
+        self.cache.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        logger.warning(
+            "out of memory while %s: the prefix cache is dropped, and %d slots are used for now: %s",
+            doing, self.scheduler.slots, error,
+        )  # fmt: skip
+
+    def _count_step(self, decoding: int, seconds: float) -> None:
+        self.counts.steps += 1
+        if decoding:
+            self.counts.rows_per_step.add(decoding)
+        self.counts.step_seconds.add(seconds)
+        self._good_steps += 1
+        if self._good_steps % STEPS_PER_SLOT == 0 and self.scheduler.slots < self._config.slots:
+            self.scheduler.slots += 1
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch has a type for a GPU's alone."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

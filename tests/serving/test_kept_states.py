@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States that outlast their request, in an engine: shared beginnings are read once, conversations and sessions go on,
+in host memory and in files, with the same bits; files that are damaged or cannot be written concern one session.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.serving import Answers, ask, engine_of, paused, prompt_of, serving_model
+from xlstm_hip.models import states, xLSTMLarge
+from xlstm_hip.serving import Engine, Request, SamplingParams, swap
+
+CHUNK = 16
+SAMPLED = SamplingParams(max_tokens=10, seed=3, ignore_eos=True, logprobs=2)
+SYSTEM = prompt_of(5 * CHUNK, 1)
+
+
+@pytest.fixture(scope="module")
+def model() -> xLSTMLarge:
+    return serving_model()
+
+
+def one_state(model: xLSTMLarge) -> int:
+    with engine_of(model) as engine:
+        return engine._stepper.slots.row_bytes
+
+
+# ---- the prefix cache
+
+
+@pytest.mark.parametrize("device", ["host", "device"])
+def test_a_shared_beginning_is_read_once_with_the_same_bits(model: xLSTMLarge, device: str) -> None:
+    """Also where all come at the same time, and where one prompt comes many times."""
+    prompts = [SYSTEM + prompt_of(7, n) for n in (2, 3, 4)] + [SYSTEM + prompt_of(7, 2)] * 4
+    requests = [Request(str(n), prompt, SAMPLED) for n, prompt in enumerate(prompts)]
+    with engine_of(model, prefix_cache_bytes=0) as engine:
+        without = ask(engine, *requests)
+        assert engine.metrics().tokens_prefilled == 7 * 87 and engine.metrics().prefix_cache_states == 0
+    with engine_of(model, slots=3, prefix_cache_device=device) as engine:
+        answers = Answers()
+        with paused(engine):
+            for request in requests:
+                engine.submit(request, answers)
+        lasts = answers.wait(*(request.id for request in requests))
+        metrics = engine.metrics()
+    assert metrics.tokens_prefilled == 1 + 80 + 3 * 7  # of the paused one, the beginning, three endings
+    assert metrics.prefix_cache_tokens_saved == 7 * 87 - 80 - 3 * 7 == sum(last.cached_tokens for last in lasts)
+    for request in requests:
+        assert answers.logprobs(request.id) == without.logprobs(request.id)
+        assert answers.tokens(request.id) == without.tokens(request.id)
+    assert [last.cached_tokens for last in lasts[3:]] == [87] * 4 and lasts[0].prompt_tokens == 87
+
+
+def test_a_conversation_goes_on_from_its_answer(model: xLSTMLarge) -> None:
+    for keeps in (True, False):
+        with engine_of(model, cache_answers=keeps) as engine:
+            first = ask(engine, Request("a", SYSTEM[:20], SAMPLED)).tokens("a")
+            second = SYSTEM[:20] + first + prompt_of(6, 9)
+            (last,) = ask(engine, Request("b", second, SAMPLED)).wait("b")
+            assert last.cached_tokens == (29 if keeps else 20)  # the answer's last token has not been read
+            assert engine.metrics().prefix_cache_hits == 1 and engine.metrics().prefix_cache_misses == 1
+
+
+def test_a_conversation_has_the_answer_that_its_text_has() -> None:
+    """In float64, where reading by step and in chunks differ by less than a token."""
+    model = serving_model(torch.float64)
+    with engine_of(model) as engine, engine_of(model, prefix_cache_bytes=0) as plain:
+        text = prompt_of(20)
+        for turn in range(4):
+            answers, want = ask(engine, Request("a", text, SAMPLED)), ask(plain, Request("a", text, SAMPLED))
+            assert answers.tokens("a") == want.tokens("a")
+            assert turn == 0 or answers.outputs["a"][-1].cached_tokens == len(text) - 6
+            text += answers.tokens("a") + prompt_of(5, turn)
+
+
+def test_a_small_cache_stays_small(model: xLSTMLarge) -> None:
+    limit = 4 * one_state(model)
+    with engine_of(model, prefix_cache_bytes=limit) as engine:
+        for n in range(6):
+            ask(engine, Request("a", prompt_of(50, n), SAMPLED))
+            assert 0 < engine.metrics().prefix_cache_bytes <= limit
+
+
+def test_an_out_of_memory_of_the_cache_makes_it_smaller_and_harms_nobody(
+    model: xLSTMLarge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine_of(model) as engine:
+        keep, stepper, left = engine._stepper.slots.keep, engine._stepper, [4]
+
+        def failing(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == -1:
+                raise torch.OutOfMemoryError("planted")
+            return keep(*arguments, **named)
+
+        monkeypatch.setattr(stepper.slots, "keep", failing)
+        assert len(ask(engine, Request("a", SYSTEM, SAMPLED)).tokens("a")) == 10
+        assert engine.healthy and engine.metrics().out_of_memory == 1 and 0 < engine.metrics().prefix_cache_states <= 2
+        want = ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a")
+        assert 0 < engine.metrics().prefix_cache_bytes <= stepper.cache.limit < 3 * 6000
+        assert ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a") == want
+        assert stepper.scheduler.slots == 4 and "prefix_cache_bytes: out of memory; " in caplog.text
+
+
+# ---- sessions
+
+
+def turn(engine: Engine, text: list[int], session: str = "s") -> tuple[list[int], int]:
+    """One more message and its answer; how many tokens were not read again."""
+    text = text + prompt_of(21, len(text))
+    answers = ask(engine, Request("turn", text, SAMPLED, session=session))
+    return text + answers.tokens("turn"), answers.outputs["turn"][-1].cached_tokens
+
+
+@pytest.mark.parametrize("where", ["host", "folder", "folder of an earlier engine"])
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_a_session_goes_on_with_the_same_bits(where: str, state_dtype: str, tmp_path: Path) -> None:
+    """Wherever its state was: as if it had stayed in the prefix cache, in the form in which it left the slot."""
+    model = serving_model(inference_state_dtype=state_dtype)
+    with engine_of(model) as engine:
+        want, _ = turn(engine, turn(engine, [], "a")[0], "a")
+    options: dict[str, Any] = {"prefix_cache_bytes": 0}
+    if where != "host":
+        options |= {"swap_folder": tmp_path / "states"}
+    if where == "folder":
+        options |= {"swap_bytes": 0}
+    engine = engine_of(model, **options).start()
+    text, cached = turn(engine, [])
+    assert cached == 0
+    if where == "folder of an earlier engine":
+        engine.close()
+        assert len(list((tmp_path / "states").iterdir())) == 1 and engine.metrics().swap_folder_bytes > 0
+        engine = engine_of(model, **options).start()
+    text, cached = turn(engine, text)
+    assert text == want and cached == 30 and engine.metrics().swapped_in == 1
+    # Another text in this session's name is read from its beginning.
+    assert turn(engine, prompt_of(40, 77))[1] == 0
+    engine.close()
+    assert engine.metrics().swap_failures == 0
+
+
+def test_sessions_move_to_files_where_memory_is_full(model: xLSTMLarge, tmp_path: Path) -> None:
+    size = one_state(model)
+    options = {"prefix_cache_bytes": 0, "swap_bytes": 3 * size, "swap_folder": tmp_path}
+    with engine_of(model, **options) as engine:
+        texts = {f"s{n}": turn(engine, [n], f"s{n}")[0] for n in range(8)}
+        assert engine.metrics().swap_host_bytes <= 8 * size
+        for session, text in texts.items():
+            assert turn(engine, text, session)[1] == len(text) - 1
+    engine._stepper.swap.close()
+    assert engine.metrics().swap_host_bytes == 0 and engine.metrics().swap_failures == 0
+    assert len(list(tmp_path.iterdir())) == 8
+
+
+def test_without_a_folder_what_has_no_room_is_dropped(model: xLSTMLarge, caplog: pytest.LogCaptureFixture) -> None:
+    with engine_of(model, prefix_cache_bytes=0, swap_bytes=int(2.7 * one_state(model))) as engine:
+        texts = [turn(engine, [n], f"s{n}")[0] for n in range(3)]
+        cached = [turn(engine, text, f"s{n}")[1] for n, text in reversed(list(enumerate(texts)))]
+        assert cached == [31, 31, 0]
+        assert engine.metrics().swap_failures == 2 and "swap_bytes: no room for the state" in caplog.text
+
+
+def test_a_full_folder_drops_the_oldest_files(model: xLSTMLarge, tmp_path: Path) -> None:
+    size = one_state(model)
+    options = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path, "swap_folder_bytes": 3 * size}
+    with engine_of(model, **options) as engine:
+        for n in range(5):
+            turn(engine, [n], f"s{n}")
+    left = list(tmp_path.iterdir())
+    assert 1 <= len(left) <= 2 and sum(file.stat().st_size for file in left) <= 3 * size
+    with engine_of(model, **options) as engine:
+        assert engine.metrics().swap_folder_bytes == sum(file.stat().st_size for file in left)
+
+
+def test_a_full_disk_concerns_one_session(
+    model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
+    with engine_of(model, **options) as engine:
+        want = {id: turn(engine, turn(engine, [], id)[0], id)[0] for id in ("full", "other")}
+    for file in tmp_path.iterdir():
+        file.unlink()
+    save = states.save_file
+
+    def full(tensors: Any, file: Path, metadata: dict[str, str]) -> None:
+        if '"full"' in metadata["notes"]:
+            file.write_bytes(b"part")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(tensors, file, metadata)
+
+    with engine_of(model, **options) as engine:
+        monkeypatch.setattr(states, "save_file", full)
+        text, other = turn(engine, [], "full")[0], turn(engine, [], "other")[0]
+        engine._stepper.swap._thread.submit(int).result()  # all was written
+        assert [file.name for file in tmp_path.iterdir()] == [engine._stepper.swap._name("other")]
+        text, cached = turn(engine, text, "full")
+        other, other_cached = turn(engine, other, "other")
+        assert (text, other) == (want["full"], want["other"]) or cached == 0
+        assert cached == 0 and other_cached == 30 and other == want["other"] and engine.healthy
+        assert "was not written and will be read again: [Errno 28] No space left on device" in caplog.text
+        engine._stepper.swap._thread.submit(int).result()
+        assert engine.metrics().swap_failures == 2
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut off", "another model's", "gone", "another session's"])
+def test_a_damaged_file_is_not_used(
+    model: xLSTMLarge, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    options = {"prefix_cache_bytes": 0, "swap_folder": tmp_path}
+    with engine_of(model, **options) as engine:
+        text, _ = turn(engine, [])
+        name = engine._stepper.swap._name("s")
+    file, weights = tmp_path / name, model
+    contents = file.read_bytes()
+    if damage == "a bit":
+        file.write_bytes(contents[:-99] + bytes([contents[-99] ^ 1]) + contents[-98:])
+    elif damage == "cut off":
+        file.write_bytes(contents[:-1])
+    elif damage == "another model's":
+        weights = serving_model(seed=5)
+    engine = engine_of(weights, **options).start()
+    if damage == "gone":
+        file.unlink()
+    if damage == "another session's":
+        (tmp_path / engine._stepper.swap._name("t")).write_bytes(contents)
+        engine._stepper.swap._files[engine._stepper.swap._name("t")] = len(contents)
+    text, cached = turn(engine, text, "t" if damage == "another session's" else "s")
+    assert cached == 0 and engine.metrics().swap_failures == 1 and engine.healthy
+    assert "the state of a session was not read, its text will be" in caplog.text
+    engine.close()
+
+
+def test_a_request_that_waits_for_its_file_can_be_cancelled(
+    model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    options = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
+    with engine_of(model, **options) as engine:
+        text, _ = turn(engine, [])
+    go_on, load = threading.Event(), swap.load_state
+
+    def slow(*arguments: Any) -> Any:
+        assert go_on.wait(30)
+        return load(*arguments)
+
+    monkeypatch.setattr(swap, "load_state", slow)
+    with engine_of(model, **options) as engine:
+        answers = Answers()
+        engine.submit(Request("waits", text, SAMPLED, session="s"), answers)
+        engine.submit(Request("late", text, SAMPLED, session="s", deadline=0.1), answers)
+        assert len(ask(engine, Request("other", text, SAMPLED)).tokens("other")) == 10  # others do not wait
+        assert answers.wait("late")[0].finish_reason == "deadline"
+        engine.cancel("waits")
+        assert answers.wait("waits")[0].finish_reason == "cancelled"
+        go_on.set()
+        engine._stepper.swap._thread.submit(int).result()
+        assert turn(engine, text)[1] == 30 and engine.metrics().slots_used == 0
+
+
+def test_names_of_sessions_are_not_paths(model: xLSTMLarge, tmp_path: Path) -> None:
+    with engine_of(model, swap_folder=tmp_path / "states", swap_bytes=0) as engine:
+        turn(engine, [], "../../x/\0")
+    assert [file.parent.name for file in tmp_path.rglob("*.state")] == ["states"]
+    assert (tmp_path / "states").stat().st_mode & 0o077 == 0
+
+
+def test_no_text_in_logs(model: xLSTMLarge, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with engine_of(model, swap_folder=tmp_path) as engine:
+        turn(engine, [])
+    assert "turn" not in caplog.text

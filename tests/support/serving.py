@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models for the engine, and who waits for its outputs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from support.peer_models import small_model
+from xlstm_hip.models import xLSTMLarge
+from xlstm_hip.models.config_files import SpecialTokens
+from xlstm_hip.models.text import TokenLogprob
+from xlstm_hip.models.tokenizer import BYTES
+from xlstm_hip.serving import Engine, EngineConfig, Output, Request, SamplingParams
+
+EOS = 2
+SMALL_ENGINE: dict[str, Any] = {"slots": 4, "prefill_chunk": 16, "token_budget": 32}
+
+
+def serving_model(dtype: torch.dtype = torch.float32, **changes: Any) -> xLSTMLarge:
+    """Reads bytes; two blocks."""
+    model = small_model(dtype=dtype, **{"embedding_dim": 64, "num_blocks": 2, "vocab_size": 256, **changes})
+    model.special_tokens = SpecialTokens(bos=0, eos=(EOS,), pad=1)
+    return model
+
+
+def engine_of(model: xLSTMLarge, **changes: Any) -> Engine:
+    return Engine(model, BYTES, EngineConfig(**{**SMALL_ENGINE, **changes}))
+
+
+class Answers:
+    """Collects outputs by request, and waits for the last ones. Checks their order."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, list[Output]] = {}
+        self._over = threading.Condition()
+
+    def __call__(self, output: Output) -> None:
+        with self._over:
+            outputs = self.outputs.setdefault(output.id, [])
+            assert not outputs or outputs[-1].finish_reason is None, "an output after the last one"
+            outputs.append(output)
+            assert output.new_tokens == sum(len(one.tokens) for one in outputs)
+            self._over.notify_all()
+
+    def wait(self, *ids: str, seconds: float = 30.0) -> list[Output]:
+        """The last output of each."""
+        with self._over:
+            assert self._over.wait_for(lambda: all(self._is_over(id) for id in ids), seconds), "no last output came"
+            return [self.outputs[id][-1] for id in ids]
+
+    def wait_for_tokens(self, id: str, count: int, seconds: float = 30.0) -> None:
+        with self._over:
+            assert self._over.wait_for(lambda: len(self.tokens(id)) >= count, seconds)
+
+    def _is_over(self, id: str) -> bool:
+        return id in self.outputs and self.outputs[id][-1].finish_reason is not None
+
+    def tokens(self, id: str) -> list[int]:
+        return [token for output in self.outputs.get(id, ()) for token in output.tokens]
+
+    def text(self, id: str) -> str:
+        return "".join(output.text for output in self.outputs[id])
+
+    def logprobs(self, id: str) -> list[TokenLogprob]:
+        return [one for output in self.outputs[id] for one in output.logprobs or ()]
+
+
+def ask(engine: Engine, *requests: Request) -> Answers:
+    """Submits all at once, and waits for their ends."""
+    answers = Answers()
+    for request in requests:
+        engine.submit(request, answers)
+    answers.wait(*(request.id for request in requests))
+    return answers
+
+
+@contextmanager
+def paused(engine: Engine) -> Iterator[None]:
+    """The engine's next step waits until the block ends: what is submitted in it comes at once."""
+    go_on, waits = threading.Event(), threading.Event()
+
+    def hold(output: Output) -> None:
+        waits.set()
+        assert go_on.wait(30)
+
+    engine.submit(Request("pause", [1], SamplingParams(max_tokens=1)), hold)
+    assert waits.wait(30)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def all_of(requests: Sequence[Request]) -> list[str]:
+    return [request.id for request in requests]
