@@ -4,8 +4,9 @@
 // of the instruction set `amx` runs as it is compiled, its other instructions by the CPU itself.
 //
 // What the manual makes a fault is one here, with a message: an instruction without a configuration, shapes that do not
-// fit, an unknown instruction. Products follow the manual: the even and the odd products of a pair are summed apart,
-// with one rounding each and denormals taken as zero, and both sums are added to the tile's.
+// fit, an unknown instruction. Products follow the manual: of bfloat16, the even and the odd products of a pair are
+// summed apart, with one rounding each and denormals taken as zero, and both sums are added to the tile's; of bytes,
+// sums are integers of 32 bits that wrap around.
 #include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
@@ -37,7 +38,7 @@ static_assert(sizeof(Shapes) == 64);
 
 thread_local Shapes shapes;
 thread_local Tile tiles[8];
-std::atomic<long> products;
+std::atomic<long> products, byte_products;  // that were executed: of bfloat16; of bytes
 
 [[noreturn]] void fail(const char* what) {
   fprintf(stderr, "AMX emulator: %s\n", what);
@@ -119,6 +120,18 @@ void multiply_bf16(Tile& sums, const Tile& left, const Tile& right, int rows, in
     }
 }
 
+// TDPBSSD: signed bytes on both sides.
+void multiply_bytes(Tile& sums, const Tile& left, const Tile& right, int rows, int columns, int quads) {
+  for (int m = 0; m < rows; ++m)
+    for (int n = 0; n < columns; ++n) {
+      uint32_t sum;
+      memcpy(&sum, sums.byte[m] + 4 * n, 4);
+      for (int k = 0; k < quads; ++k)
+        for (int e = 0; e < 4; ++e) sum += uint32_t(int8_t(left.byte[m][4 * k + e]) * int8_t(right.byte[k][4 * n + e]));
+      memcpy(sums.byte[m] + 4 * n, &sum, 4);
+    }
+}
+
 void load_shapes(const Shapes& from) {
   if (from.palette > 1 || from.start_row) fail("LDTILECFG: palette or start row");
   for (int t = 0; t < 16; ++t)
@@ -154,14 +167,16 @@ bool execute(const Instruction& x) {
     }
     return true;
   }
-  if (x.opcode == 0x5c && x.prefix == 2 && !x.memory) {
+  const bool is_of_bfloat16 = x.opcode == 0x5c && x.prefix == 2, is_of_bytes = x.opcode == 0x5e && x.prefix == 3;
+  if ((is_of_bfloat16 || is_of_bytes) && !x.memory) {
     const int left = x.rm, right = x.vvvv;
-    if (left == right || left == x.reg || right == x.reg) fail("TDPBF16PS: one tile twice");
+    if (left == right || left == x.reg || right == x.reg) fail("a product: one tile twice");
     if (shapes.rows[left] != rows || shapes.row_bytes[right] != row_bytes ||
         shapes.row_bytes[left] != 4 * shapes.rows[right])
-      fail("TDPBF16PS: shapes that do not fit");
-    products.fetch_add(1, std::memory_order_relaxed);
-    multiply_bf16(tile, tiles[left], tiles[right], rows, row_bytes / 4, shapes.rows[right]);
+      fail("a product: shapes that do not fit");
+    (is_of_bytes ? byte_products : products).fetch_add(1, std::memory_order_relaxed);
+    const auto multiply = is_of_bytes ? multiply_bytes : multiply_bf16;
+    multiply(tile, tiles[left], tiles[right], rows, row_bytes / 4, shapes.rows[right]);
     return true;
   }
   return false;
@@ -202,6 +217,7 @@ __attribute__((constructor)) void install() {
 
 // The number of tiles' products that were executed.
 PUBLIC long amx_products(void) { return products; }
+PUBLIC long amx_byte_products(void) { return byte_products; }
 
 // Other handlers of SIGILL, as Python's faulthandler has one, stay away.
 PUBLIC int sigaction(int signal, const struct sigaction* action, struct sigaction* old) {

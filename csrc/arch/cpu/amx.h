@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of bfloat16 pairs by AMX: eight tile registers of up to 16 rows of 64 bytes, one instruction for 16 x 16
-// sums of 32 products each.
+// Products by AMX: eight tile registers of up to 16 rows of 64 bytes, one instruction for 16 x 16 sums of 32 products
+// of bfloat16, or of 64 of bytes.
+//
+// Of bfloat16 pairs:
 //
 //   sums (rows x 16)  +=  left (rows x 16 pairs)  right (16 pairs x 16)
 //
@@ -10,6 +12,10 @@
 //
 // What binds: 8 rows by 32 columns take 20 cache lines of loads' cycles, and 16 to 32 cycles of the products' unit, for
 // 8192 multiply-adds; vdpbf16ps takes 256 cycles.
+//
+// Of bytes, the left operand is 16 rows as they lie in memory, and the right one is packed as quads along the rows:
+//
+//   sums (16 x 16, int32)  =  left (16 x 64 bytes)  right (16 quads x 16)
 #pragma once
 
 #include <cstdint>
@@ -19,6 +25,7 @@
 namespace xlstm::XLSTM_ISA {
 
 constexpr int kTileRows = 8, kTilePairs = 16, kTileColumns = 16;
+constexpr int kByteTileRows = 16, kByteTileBytes = 64;
 
 }  // namespace xlstm::XLSTM_ISA
 
@@ -29,11 +36,13 @@ namespace xlstm::XLSTM_ISA {
 
 constexpr bool kHasTiles = true;
 
-// The tile registers' shapes: sums 0 and 1, the left operand 2, the right operands 3 and 4.
+// The tile registers' shapes. Of pairs: sums 0 and 1, the left operand 2, the right operands 3 and 4. Of bytes: sums 5
+// and 6, the left operand 7, the right operands 3 and 4.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64};
-  uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTilePairs, kTilePairs};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {kTileRows,  kTileRows,     kTileRows,     kTilePairs,
+                      kTilePairs, kByteTileRows, kByteTileRows, kByteTileRows};
 };
 static_assert(sizeof(TileShapes) == 64);
 
@@ -118,6 +127,26 @@ __attribute__((noinline)) inline void multiply_tiles(const float* a, int64_t a_s
   if constexpr (V == 2) _tile_stored(1, sums + kTileColumns, V * 64);
 }
 
+// sums (16, 16) = left right, exactly, of signed bytes: left rows are `row` bytes apart, right is 16 rows of 16 quads.
+// Neighbouring products have different numbers, 0 and 1, so that neither waits for the other's registers.
+template <int kNumber>
+inline void multiply_bytes(const void* left, int64_t row, const void* right, int32_t* sums) {
+  finish_stores(left, right);
+  if constexpr (kNumber == 0) {
+    _tile_zero(5);
+    _tile_loadd(7, left, row);
+    _tile_loadd(3, right, 64);
+    _tile_dpbssd(5, 7, 3);
+    _tile_stored(5, sums, 64);
+  } else {
+    _tile_zero(6);
+    _tile_loadd(7, left, row);
+    _tile_loadd(4, right, 64);
+    _tile_dpbssd(6, 7, 4);
+    _tile_stored(6, sums, 64);
+  }
+}
+
 }  // namespace xlstm::XLSTM_ISA
 #else
 namespace xlstm::XLSTM_ISA {
@@ -130,6 +159,8 @@ void transpose_left(const float*, int64_t, float*, int64_t);
 void copy_left(const float*, int64_t, int64_t, int64_t, float*, int64_t);
 template <int V>
 void multiply_tiles(const float*, int64_t, int64_t, const float*, int64_t, int64_t, float*);
+template <int kNumber>
+void multiply_bytes(const void*, int64_t, const void*, int32_t*);
 
 }  // namespace xlstm::XLSTM_ISA
 #endif
