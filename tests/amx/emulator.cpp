@@ -38,7 +38,7 @@ static_assert(sizeof(Shapes) == 64);
 
 thread_local Shapes shapes;
 thread_local Tile tiles[8];
-std::atomic<long> products, byte_products;  // that were executed: of bfloat16; of bytes
+std::atomic<long> products, row_products, byte_products;  // executed: of bfloat16; of 16 rows of it; of bytes
 
 [[noreturn]] void fail(const char* what) {
   fprintf(stderr, "AMX emulator: %s\n", what);
@@ -77,10 +77,11 @@ bool decode(const uint8_t* code, const greg_t* registers, Instruction& out) {
       const int number = (sib >> 3 & 7) | x;
       if (number != 4) index = uint64_t(registers[kRegister[number]]) << (sib >> 6);
       has_base = !((sib & 7) == 5 && mode == 0);
-    } else if (out.rm == 5 && mode == 0) {
-      fail("an address relative to the instruction is not decoded");
+    } else if (out.rm == 5 && mode == 0) {  // relative to the next instruction
+      has_base = false;
+      out.address = uint64_t(code + 5 + 4);
     }
-    out.address = has_base ? uint64_t(registers[kRegister[base]]) : 0;
+    out.address += has_base ? uint64_t(registers[kRegister[base]]) : 0;
     out.stride = index;
     if (mode == 1) {
       out.address += int64_t(int8_t(*at++));
@@ -175,6 +176,7 @@ bool execute(const Instruction& x) {
         shapes.row_bytes[left] != 4 * shapes.rows[right])
       fail("a product: shapes that do not fit");
     (is_of_bytes ? byte_products : products).fetch_add(1, std::memory_order_relaxed);
+    if (is_of_bfloat16 && rows == 16) row_products.fetch_add(1, std::memory_order_relaxed);
     const auto multiply = is_of_bytes ? multiply_bytes : multiply_bf16;
     multiply(tile, tiles[left], tiles[right], rows, row_bytes / 4, shapes.rows[right]);
     return true;
@@ -217,6 +219,7 @@ __attribute__((constructor)) void install() {
 
 // The number of tiles' products that were executed.
 PUBLIC long amx_products(void) { return products; }
+PUBLIC long amx_row_products(void) { return row_products; }
 PUBLIC long amx_byte_products(void) { return byte_products; }
 
 // Other handlers of SIGILL, as Python's faulthandler has one, stay away.

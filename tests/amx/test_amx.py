@@ -84,6 +84,30 @@ def test_attention(emulator: Path) -> None:
     run(emulator, ATTENTION.replace("STEP", "4"))
 
 
+def test_attention_forward_by_16_rows(emulator: Path) -> None:
+    """All products of a forward call; long enough for several tiles of keys and panels, few rows, and dropout's mask as
+    other instruction sets draw it, which test_attention compares."""
+    run(
+        emulator,
+        """
+        from support.attention.problem import Case, check
+        from xlstm_hip.attention import flash_attn_func
+
+        q, k, v = (torch.randn(1, 300, 2, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in range(3))
+        flash_attn_func(q, k, v)
+        flash_attn_func(q[:, :1], k, v)
+        every = ctypes.CDLL(None).amx_products
+        every.restype = ctypes.c_long
+        assert products() == every(), (products(), every())
+        for causal, window in ((False, (-1, -1)), (True, (-1, -1)), (False, (200, 5)), (True, (9, 0))):
+            for scale in (None, -0.3):
+                check(Case(dtype=torch.bfloat16, lengths=((300, 400),), causal=causal, window=window, scale=scale,
+                           heads=(4, 2), dims=(64, 48)))
+        """,
+        "amx_row_products",
+    )
+
+
 @pytest.mark.rows("everything")
 def test_all_rows_of_attention(emulator: Path) -> None:
     run(emulator, ATTENTION.replace("STEP", "1"))

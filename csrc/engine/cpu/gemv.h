@@ -9,11 +9,9 @@
 // do, but for int8 and int4 on a CPU with tile registers (byte_tiles.h).
 #pragma once
 
-#include <utility>
-
 #include "arch/cpu/vector.h"
 #include "engine/cpu/byte_tiles.h"
-#include "tile/cpu_panels.h"
+#include "tile/lane_folds.h"
 
 namespace xlstm::XLSTM_ISA::engine {
 
@@ -78,33 +76,6 @@ XLSTM_ALWAYS_INLINE Floats widen_bytes(const char* q) {
     const Floats above = Floats((magnitude << 20) + (kBias << 23) + (is_small & 1 << 23));
     const Floats value = above - Floats(is_small & kLeast);
     return Floats(IntVector(value) | (code & 0x80) << 24 | (is_nan & 0x7fc00000));
-  }
-}
-
-// ---- sums across lanes
-
-// Lane l of the result is a[l] + a[l ^ H] if l lacks bit H, else the same of b.
-template <int H, int... L>
-XLSTM_ALWAYS_INLINE Floats pair_sums(Floats a, Floats b, std::integer_sequence<int, L...>) {
-  constexpr int n = sizeof...(L);
-  const Floats same_lane = __builtin_shufflevector(a, b, ((L & H) ? L + n : L)...);
-  const Floats swapped_lane = __builtin_shufflevector(a, b, ((L & H) ? (L ^ H) + n : (L ^ H))...);
-  return same_lane + swapped_lane;
-}
-
-// Lane l of the result is the sum of all lanes of x[l % N], in the same order for every N, a power of two.
-template <int N, int H = 1>
-XLSTM_ALWAYS_INLINE Floats lane_sums(const Floats* x) {
-  constexpr auto lanes = std::make_integer_sequence<int, kWide>{};
-  if constexpr (H == kWide) {
-    return x[0];
-  } else if constexpr (N == 1) {
-    const Floats sum = pair_sums<H>(x[0], x[0], lanes);
-    return lane_sums<1, H * 2>(&sum);
-  } else {
-    Floats half[N / 2];
-    XLSTM_UNROLL for (int j = 0; j < N / 2; ++j) half[j] = pair_sums<H>(x[2 * j], x[2 * j + 1], lanes);
-    return lane_sums<N / 2, H * 2>(half);
   }
 }
 
