@@ -6,7 +6,7 @@ set(isa_portable_flags "")
 set(isa_avx2_flags -mavx2 -mfma -mf16c -mbmi2)
 set(isa_avx512_flags ${isa_avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
 set(isa_avx512bf16_flags ${isa_avx512_flags} -mavx512bf16)
-set(isa_amx_flags ${isa_avx512bf16_flags} -mamx-tile -mamx-bf16)
+set(isa_amx_flags ${isa_avx512bf16_flags} -mamx-tile -mamx-bf16 -mamx-int8)
 
 # isa.h has two lists: first that of x86-64, then that of other machines.
 file(STRINGS csrc/arch/cpu/isa.h isa_lists REGEX "#define XLSTM_FOR_EACH_ISA")

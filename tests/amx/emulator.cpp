@@ -4,8 +4,9 @@
 // of the instruction set `amx` runs as it is compiled, its other instructions by the CPU itself.
 //
 // What the manual makes a fault is one here, with a message: an instruction without a configuration, shapes that do not
-// fit, an unknown instruction. Products follow the manual: the even and the odd products of a pair are summed apart,
-// with one rounding each and denormals taken as zero, and both sums are added to the tile's.
+// fit, an unknown instruction. Products follow the manual: of bfloat16, the even and the odd products of a pair are
+// summed apart, with one rounding each and denormals taken as zero, and both sums are added to the tile's; of bytes,
+// sums are integers of 32 bits that wrap around.
 #include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
@@ -37,7 +38,7 @@ static_assert(sizeof(Shapes) == 64);
 
 thread_local Shapes shapes;
 thread_local Tile tiles[8];
-std::atomic<long> products;
+std::atomic<long> products, row_products, byte_products;  // executed: of bfloat16; of 16 rows of it; of bytes
 
 [[noreturn]] void fail(const char* what) {
   fprintf(stderr, "AMX emulator: %s\n", what);
@@ -76,10 +77,11 @@ bool decode(const uint8_t* code, const greg_t* registers, Instruction& out) {
       const int number = (sib >> 3 & 7) | x;
       if (number != 4) index = uint64_t(registers[kRegister[number]]) << (sib >> 6);
       has_base = !((sib & 7) == 5 && mode == 0);
-    } else if (out.rm == 5 && mode == 0) {
-      fail("an address relative to the instruction is not decoded");
+    } else if (out.rm == 5 && mode == 0) {  // relative to the next instruction
+      has_base = false;
+      out.address = uint64_t(code + 5 + 4);
     }
-    out.address = has_base ? uint64_t(registers[kRegister[base]]) : 0;
+    out.address += has_base ? uint64_t(registers[kRegister[base]]) : 0;
     out.stride = index;
     if (mode == 1) {
       out.address += int64_t(int8_t(*at++));
@@ -119,6 +121,18 @@ void multiply_bf16(Tile& sums, const Tile& left, const Tile& right, int rows, in
     }
 }
 
+// TDPBSSD: signed bytes on both sides.
+void multiply_bytes(Tile& sums, const Tile& left, const Tile& right, int rows, int columns, int quads) {
+  for (int m = 0; m < rows; ++m)
+    for (int n = 0; n < columns; ++n) {
+      uint32_t sum;
+      memcpy(&sum, sums.byte[m] + 4 * n, 4);
+      for (int k = 0; k < quads; ++k)
+        for (int e = 0; e < 4; ++e) sum += uint32_t(int8_t(left.byte[m][4 * k + e]) * int8_t(right.byte[k][4 * n + e]));
+      memcpy(sums.byte[m] + 4 * n, &sum, 4);
+    }
+}
+
 void load_shapes(const Shapes& from) {
   if (from.palette > 1 || from.start_row) fail("LDTILECFG: palette or start row");
   for (int t = 0; t < 16; ++t)
@@ -154,14 +168,17 @@ bool execute(const Instruction& x) {
     }
     return true;
   }
-  if (x.opcode == 0x5c && x.prefix == 2 && !x.memory) {
+  const bool is_of_bfloat16 = x.opcode == 0x5c && x.prefix == 2, is_of_bytes = x.opcode == 0x5e && x.prefix == 3;
+  if ((is_of_bfloat16 || is_of_bytes) && !x.memory) {
     const int left = x.rm, right = x.vvvv;
-    if (left == right || left == x.reg || right == x.reg) fail("TDPBF16PS: one tile twice");
+    if (left == right || left == x.reg || right == x.reg) fail("a product: one tile twice");
     if (shapes.rows[left] != rows || shapes.row_bytes[right] != row_bytes ||
         shapes.row_bytes[left] != 4 * shapes.rows[right])
-      fail("TDPBF16PS: shapes that do not fit");
-    products.fetch_add(1, std::memory_order_relaxed);
-    multiply_bf16(tile, tiles[left], tiles[right], rows, row_bytes / 4, shapes.rows[right]);
+      fail("a product: shapes that do not fit");
+    (is_of_bytes ? byte_products : products).fetch_add(1, std::memory_order_relaxed);
+    if (is_of_bfloat16 && rows == 16) row_products.fetch_add(1, std::memory_order_relaxed);
+    const auto multiply = is_of_bytes ? multiply_bytes : multiply_bf16;
+    multiply(tile, tiles[left], tiles[right], rows, row_bytes / 4, shapes.rows[right]);
     return true;
   }
   return false;
@@ -202,6 +219,8 @@ __attribute__((constructor)) void install() {
 
 // The number of tiles' products that were executed.
 PUBLIC long amx_products(void) { return products; }
+PUBLIC long amx_row_products(void) { return row_products; }
+PUBLIC long amx_byte_products(void) { return byte_products; }
 
 // Other handlers of SIGILL, as Python's faulthandler has one, stay away.
 PUBLIC int sigaction(int signal, const struct sigaction* action, struct sigaction* old) {

@@ -34,6 +34,7 @@ struct Format {
   int32_t bits;
   bool offsets;
   xlstm_code code = XLSTM_CODE_INTEGER;
+  int64_t group_size = 32;
 };
 constexpr Format kFormats[] = {{"float", XLSTM_FLOAT32, 0, false},
                                {"bfloat16", XLSTM_BFLOAT16, 0, false},
@@ -41,6 +42,8 @@ constexpr Format kFormats[] = {{"float", XLSTM_FLOAT32, 0, false},
                                {"int8, offsets", XLSTM_FLOAT32, 8, true},
                                {"nibbles", XLSTM_FLOAT32, 4, false},
                                {"nibbles, offsets", XLSTM_FLOAT32, 4, true},
+                               {"int8, groups of 64", XLSTM_FLOAT32, 8, true, XLSTM_CODE_INTEGER, 64},
+                               {"nibbles, groups of 128", XLSTM_FLOAT32, 4, false, XLSTM_CODE_INTEGER, 128},
                                {"e4m3fn", XLSTM_FLOAT32, 8, false, XLSTM_CODE_E4M3FN},
                                {"e4m3fnuz", XLSTM_FLOAT32, 8, false, XLSTM_CODE_E4M3FNUZ}};
 
@@ -211,9 +214,9 @@ class Model {
   xlstm_vector vector(int64_t n) { return {floats(n), XLSTM_FLOAT32}; }
   xlstm_linear linear(int64_t rows, int64_t columns) {
     xlstm_linear w{};
-    w.rows = rows, w.columns = columns, w.bits = format_.bits, w.dtype = format_.dtype, w.group_size = 32;
-    w.code = format_.code;
-    const int64_t filled = (columns + 31) / 32 * 32;
+    w.rows = rows, w.columns = columns, w.bits = format_.bits, w.dtype = format_.dtype;
+    w.group_size = format_.group_size, w.code = format_.code;
+    const int64_t filled = (columns + w.group_size - 1) / w.group_size * w.group_size;
     const double size = 1 / std::sqrt(double(columns));
     if (w.bits == 0 && w.dtype == XLSTM_FLOAT32) {
       float* x = floats(rows * columns);
@@ -229,7 +232,7 @@ class Model {
       }
       w.data = x;
     } else {
-      const int64_t bytes = rows * filled * w.bits / 8, groups = rows * filled / 32;
+      const int64_t bytes = rows * filled * w.bits / 8, groups = rows * filled / w.group_size;
       uint8_t* q = memory<uint8_t>(bytes);
       for (int64_t j = 0; j < bytes; ++j) {
         do q[j] = uint8_t(rng());

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of bfloat16 pairs by AMX: eight tile registers of up to 16 rows of 64 bytes, one instruction for 16 x 16
-// sums of 32 products each.
+// Products by AMX: eight tile registers of up to 16 rows of 64 bytes, one instruction for 16 x 16 sums of 32 products
+// of bfloat16, or of 64 of bytes.
+//
+// Of bfloat16 pairs:
 //
 //   sums (rows x 16)  +=  left (rows x 16 pairs)  right (16 pairs x 16)
 //
-// The right operand is a panel of pairs as it lies (tile/cpu_panels.h). The left one needs a row's pairs next to each
-// other: an operand that lies so is loaded from there, any other is transposed on its way, 16 pairs of 8 rows at a
-// time. Sums leave the tiles through memory, once for each product.
+// Rows are 8, the rows of a register tile of vectors (multiply_tiles), or 16, where sums stay in memory
+// (multiply_rows). The right operand is a panel of pairs as it lies (tile/cpu_panels.h). The left one needs a row's
+// pairs next to each other: an operand that lies so is loaded from there, any other is transposed on its way, 16 pairs
+// of 8 rows at a time. Sums leave the tiles through memory, once for each product.
 //
 // What binds: 8 rows by 32 columns take 20 cache lines of loads' cycles, and 16 to 32 cycles of the products' unit, for
 // 8192 multiply-adds; vdpbf16ps takes 256 cycles.
+//
+// Of bytes, the left operand is 16 rows as they lie in memory, and the right one is packed as quads along the rows:
+//
+//   sums (16 x 16, int32)  =  left (16 x 64 bytes)  right (16 quads x 16)
 #pragma once
 
 #include <cstdint>
@@ -19,6 +26,7 @@
 namespace xlstm::XLSTM_ISA {
 
 constexpr int kTileRows = 8, kTilePairs = 16, kTileColumns = 16;
+constexpr int kByteTileRows = 16, kByteTileBytes = 64;
 
 }  // namespace xlstm::XLSTM_ISA
 
@@ -29,26 +37,34 @@ namespace xlstm::XLSTM_ISA {
 
 constexpr bool kHasTiles = true;
 
-// The tile registers' shapes: sums 0 and 1, the left operand 2, the right operands 3 and 4.
+// The shapes of tile registers, for as long as a worker has tasks.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64};
-  uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTilePairs, kTilePairs};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {};
 };
 static_assert(sizeof(TileShapes) == 64);
+
+// Of pairs: sums 0 and 1, the left operand 2, the right operands 3 and 4. Of bytes: sums 5 and 6, the left operand 7,
+// the right operands 3 and 4.
+constexpr TileShapes kTileShapes = {.rows = {kTileRows, kTileRows, kTileRows, 16, 16, 16, 16, 16}};
+// Of pairs by 16 rows: sums 0 to 3, the left operands 4 and 5, the right operands 6 and 7.
+constexpr TileShapes kRowTileShapes = {.rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 // GCC's loads of tiles do not say that they read memory: what was stored before must be there when they run.
 inline void finish_stores(const void* p, const void* q) { asm volatile("" ::"r"(p), "r"(q) : "memory"); }
 
 // Gives this thread's tile registers their shapes for as long as it lives. Other libraries' shapes are not kept.
 struct TileSession {
-  TileSession() {
-    const TileShapes shapes;
+  explicit TileSession(const TileShapes& shapes = kTileShapes) {
     finish_stores(&shapes, nullptr);
     _tile_loadconfig(&shapes);
   }
   ~TileSession() { _tile_release(); }
   TileSession(const TileSession&) = delete;
+};
+struct RowTileSession : TileSession {
+  RowTileSession() : TileSession(kRowTileShapes) {}
 };
 
 // Writes 8 rows of 16 pairs, `ld` apart, that lie as 16 rows of 8 pairs, `step` apart: by 4 x 4 blocks within the 16
@@ -118,6 +134,79 @@ __attribute__((noinline)) inline void multiply_tiles(const float* a, int64_t a_s
   if constexpr (V == 2) _tile_stored(1, sums + kTileColumns, V * 64);
 }
 
+// sums (16 Strips, 32), rows `ld` apart, = left right, or += if kAdd, in a RowTileSession: row r of the left operand at
+// a[r * a_row], its steps next to each other, with zeros behind the last one to a multiple of 16; step k of the right
+// one at b[k * b_step]. With two strips four products share four loads: 64 cycles of the unit, 32 of loads.
+template <int Strips, bool kAdd>
+inline void multiply_rows(const float* a, int64_t a_row, const float* b, int64_t b_step, int64_t steps, float* sums,
+                          int64_t ld) {
+  static_assert(Strips == 1 || Strips == 2);
+  alignas(64) float rest[2][kTilePairs * kTileColumns];
+  float *const next_sums = sums + 16 * ld, *const right_sums = sums + kTileColumns;
+  finish_stores(a, b);
+  if constexpr (kAdd) {
+    _tile_loadd(0, sums, ld * 4);
+    _tile_loadd(1, right_sums, ld * 4);
+    if constexpr (Strips == 2) {
+      _tile_loadd(2, next_sums, ld * 4);
+      _tile_loadd(3, next_sums + kTileColumns, ld * 4);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (Strips == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  for (int64_t k = 0; k < steps; k += kTilePairs, a += kTilePairs, b += kTilePairs * b_step) {
+    const float *first = b, *second = b + kTileColumns;
+    int64_t step = b_step;
+    if (steps - k < kTilePairs) {
+      copy_right(first, b_step, steps - k, rest[0]);
+      copy_right(second, b_step, steps - k, rest[1]);
+      finish_stores(rest, nullptr);
+      first = rest[0], second = rest[1], step = kTileColumns;
+    }
+    _tile_loadd(4, a, a_row * 4);
+    _tile_loadd(6, first, step * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, second, step * 4);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (Strips == 2) {
+      _tile_loadd(5, a + 16 * a_row, a_row * 4);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums, ld * 4);
+  _tile_stored(1, right_sums, ld * 4);
+  if constexpr (Strips == 2) {
+    _tile_stored(2, next_sums, ld * 4);
+    _tile_stored(3, next_sums + kTileColumns, ld * 4);
+  }
+}
+
+// sums (16, 16) = left right, exactly, of signed bytes: left rows are `row` bytes apart, right is 16 rows of 16 quads.
+// Neighbouring products have different numbers, 0 and 1, so that neither waits for the other's registers.
+template <int kNumber>
+inline void multiply_bytes(const void* left, int64_t row, const void* right, int32_t* sums) {
+  finish_stores(left, right);
+  if constexpr (kNumber == 0) {
+    _tile_zero(5);
+    _tile_loadd(7, left, row);
+    _tile_loadd(3, right, 64);
+    _tile_dpbssd(5, 7, 3);
+    _tile_stored(5, sums, 64);
+  } else {
+    _tile_zero(6);
+    _tile_loadd(7, left, row);
+    _tile_loadd(4, right, 64);
+    _tile_dpbssd(6, 7, 4);
+    _tile_stored(6, sums, 64);
+  }
+}
+
 }  // namespace xlstm::XLSTM_ISA
 #else
 namespace xlstm::XLSTM_ISA {
@@ -126,10 +215,15 @@ constexpr bool kHasTiles = false;
 struct TileSession {
   TileSession() {}
 };
+struct RowTileSession : TileSession {};
 void transpose_left(const float*, int64_t, float*, int64_t);
 void copy_left(const float*, int64_t, int64_t, int64_t, float*, int64_t);
 template <int V>
 void multiply_tiles(const float*, int64_t, int64_t, const float*, int64_t, int64_t, float*);
+template <int Strips, bool kAdd>
+void multiply_rows(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t);
+template <int kNumber>
+void multiply_bytes(const void*, int64_t, const void*, int32_t*);
 
 }  // namespace xlstm::XLSTM_ISA
 #endif

@@ -16,11 +16,15 @@
 // Floor: dqk + dv multiply-adds and one exp per row and key. The fused multiply-add units bind, and at 64 features exp
 // takes a tenth or more. With Op = Bf16Pairs the weights are rounded to bfloat16 once, and l sums them unrounded.
 //
+// On tile registers a block has its scores rows down, keys across (forward_tiles.h).
+//
 // Split-KV: where few rows do not fill the threads, a sequence's keys are split into parts. Each part stores its out
 // and lse in the workspace, and a second pass combines them (cache_cpu.cpp has the same combination as a call).
-#include "attention/cpu/combine_parts.h"
+#include <type_traits>
+
+#include "attention/cpu/forward_rows.h"
+#include "attention/cpu/forward_tiles.h"
 #include "attention/cpu/kernel_table.h"
-#include "attention/cpu/scores.h"
 #include "tile/tasks.h"
 
 namespace xlstm::XLSTM_ISA::attention {
@@ -31,11 +35,9 @@ struct ForwardScratch {
   using T = typename Op::Scalar;
   RowRules<T> rules;
   T *q, *k, *v;         // token panels of the block, token panels and column panels of a tile
-  LeftPanels<Op> keys;  // k as a left operand
   T *scores, *weights;  // (keys, NR); weights are elements along the keys
-  T *k_copy, *weights_copy;
-  T* keep;       // (keys, NR), with dropout
-  T *o, *m, *l;  // per panel: column panels (NR, NR) along the features; per row
+  T* keep;              // (keys, NR), with dropout
+  T *o, *m, *l;         // per panel: column panels (NR, NR) along the features; per row
   T *factor, *row, *buffer;
   int64_t *row_offsets, *key_offsets, *value_offsets;
 
@@ -46,8 +48,6 @@ struct ForwardScratch {
         v(arena.take<T>(packed<Op>(plan.block_k) * padded<T>(in.dv))),
         scores(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
         weights(arena.take<T>(padded<T>(plan.block_k) * NR<T>)),
-        k_copy(arena.take<T>(left_panels_size<Op>(plan.block_k, packed<Op>(in.dqk)))),
-        weights_copy(arena.take<T>(left_copy_size<Op>(NR<T>, packed<Op>(plan.block_k)))),
         keep(arena.take<T>(in.dropout_p > 0 ? padded<T>(plan.block_k) * NR<T> : 0)),
         o(arena.take<T>(plan.rows * padded<T>(in.dv))),
         m(arena.take<T>(plan.rows)),
@@ -63,17 +63,18 @@ struct ForwardScratch {
 template <class Op>
 struct ForwardMemory {
   using T = typename Op::Scalar;
+  using Scratch = std::conditional_t<Op::kTiles, TileForwardScratch<Op>, ForwardScratch<Op>>;
   T *out_parts = nullptr, *lse_parts = nullptr;  // (splits, B, HQ, length_q, DV) and without DV
-  ForwardScratch<Op>* scratch;
+  Scratch* scratch;
 
   ForwardMemory(Arena& arena, const xlstm_attention& in, const AttentionCpuPlan& plan) {
     if (plan.splits > 1) {
       out_parts = arena.take<T>(plan.splits * part(in) * in.dv);
       lse_parts = arena.take<T>(plan.splits * part(in));
     }
-    scratch = arena.take<ForwardScratch<Op>>(plan.workers);
+    scratch = arena.take<Scratch>(plan.workers);
     for (int64_t w = 0; w < plan.workers; ++w) {
-      const ForwardScratch<Op> one(arena, in, plan);
+      const Scratch one(arena, in, plan);
       if (scratch) scratch[w] = one;
     }
   }
@@ -83,16 +84,6 @@ struct ForwardMemory {
   }
 };
 
-// The epilogue of a row whose keys are all summed: applies the sink and stores out and lse.
-template <class T>
-void store_out(const xlstm_attention_forward& p, const AttentionSequence& sequence, int64_t head, int64_t i, T keys,
-               T* row) {
-  const WithSink<double> sink = row_with_sink(p, head, keys);
-  for (int64_t j = 0; p.in.sink && j < p.in.dv; ++j) row[j] *= T(sink.factor);
-  store_row(p.out.data, p.out.dtype, sequence.query(p.out, head, i), row, p.in.dv);
-  static_cast<T*>(p.lse.data)[sequence.query(p.lse, head, i)] = T(sink.lse);
-}
-
 // One block of rows of one key head.
 template <class Op>
 struct ForwardBlock {
@@ -101,6 +92,7 @@ struct ForwardBlock {
   const AttentionSequence& sequence;
   int64_t key_head, first, live, split;
   ForwardScratch<Op>& s;
+  const AttentionCpuPlan& plan;
   const xlstm_attention& in = p.in;
   const int64_t width = packed<Op>(in.dqk), panels_v = panels<T>(in.dv);
   const T scale = T(in.softmax_scale * kUnit<Op> * descale_of(in.k_descale, sequence.index, key_head));
@@ -121,7 +113,8 @@ struct ForwardBlock {
   template <int V>
   void scores(int64_t panel, int64_t j0, int64_t from, int64_t to, Vec<T>* row_max) const {
     const int64_t lane = panel * NR<T>, n = round_up(to - from, kRows);
-    raw_scores<Op, V>(s.keys, from - j0, s.q + panel * width * NR<T>, width, n, scale, s.scores, row_max);
+    raw_scores<Op, V>(LeftPanels<Op>{s.k, NR<T> * width}, from - j0, s.q + panel * width * NR<T>, width, n, scale,
+                      s.scores, row_max);
     const KeyRange all = s.rules.all(lane, NR<T>);
     const bool masked = from < all.begin || from + n > all.end;
     if (masked || in.softcap > 0 || s.rules.slopes)
@@ -157,7 +150,7 @@ struct ForwardBlock {
       store(l + v * kLanes<T>, load(l + v * kLanes<T>) * load(s.factor + v * kLanes<T>) + sum[v]);
 
     const int64_t rows = live - panel * NR<T> < V * kLanes<T> ? live - panel * NR<T> : V * kLanes<T>;
-    const LeftOperand<T> weights = left_operand<Op>(s.weights, NR<T>, rows, steps, s.weights_copy);
+    const LeftOperand<T> weights{s.weights, NR<T>, 1};
     for (int64_t column = 0; column < in.dv; column += NR<T>) {
       const T* values = s.v + (column / NR<T> * packed<Op>(n) + (from - j0) / Op::kPack) * NR<T>;
       T* out = sums(panel) + column * NR<T>;
@@ -172,12 +165,12 @@ struct ForwardBlock {
 
   // Packs each tile of keys [begin, end) and calls f(j0, n).
   template <class F>
-  void each_tile(int64_t block_k, int64_t begin, int64_t end, bool values, F&& f) const {
+  void each_tile(int64_t begin, int64_t end, bool values, F&& f) const {
+    const int64_t block_k = plan.block_k;
     for (int64_t tile = begin / block_k * block_k; tile < end; tile += block_k) {
       const int64_t j0 = tile > begin ? tile : begin / kDrawsAtOnce * kDrawsAtOnce;
       const int64_t n = (tile + block_k < end ? tile + block_k : end) - j0;
       pack_transposed<Op>(sequence.keys_at<T>(in.k, key_head, in.dqk, j0, n, s.key_offsets), 0, n, s.k, s.buffer);
-      s.keys = left_panels<Op>(s.k, n, width, s.k_copy);
       if (values)
         pack_columns<Op>(sequence.keys_at<T>(in.v, key_head, in.dv, j0, n, s.value_offsets), 0, n, s.v, s.buffer);
       f(j0, n);
@@ -194,22 +187,17 @@ struct ForwardBlock {
     }
   }
 
-  void run(const AttentionCpuPlan& plan) const {
+  void run() const {
     begin();
-    const KeyRange sees = s.rules.any(0, rows());
-    const int64_t tiles = (sees.end - sees.begin / plan.block_k * plan.block_k + plan.block_k - 1) / plan.block_k;
-    const int64_t origin = sees.begin / plan.block_k * plan.block_k;
-    const int64_t from = origin + tiles * split / plan.splits * plan.block_k;
-    const int64_t to = origin + tiles * (split + 1) / plan.splits * plan.block_k;
-    each_tile(plan.block_k, from > sees.begin ? from : sees.begin, to < sees.end ? to : sees.end, true,
-              [&](int64_t j0, int64_t n) {
-                each_panel(j0, n, [&](int64_t panel, int64_t a, int64_t b) {
-                  if (live - panel * NR<T> <= kLanes<T>)
-                    online_softmax_step<1>(panel, j0, n, a, b);
-                  else
-                    online_softmax_step<kVectors>(panel, j0, n, a, b);
-                });
-              });
+    const KeyRange part = keys_of_part(s.rules.any(0, rows()), plan.block_k, split, plan.splits);
+    each_tile(part.begin, part.end, true, [&](int64_t j0, int64_t n) {
+      each_panel(j0, n, [&](int64_t panel, int64_t a, int64_t b) {
+        if (live - panel * NR<T> <= kLanes<T>)
+          online_softmax_step<1>(panel, j0, n, a, b);
+        else
+          online_softmax_step<kVectors>(panel, j0, n, a, b);
+      });
+    });
   }
 
   // Normalises row r of the sums into s.row; returns the row's lse.
@@ -223,24 +211,18 @@ struct ForwardBlock {
   }
 
   // Recomputes the softmax tile by tile and stores it.
-  void store_probs(const AttentionCpuPlan& plan) const {
+  void store_probs() const {
     const KeyRange sees = s.rules.any(0, rows());
-    each_tile(plan.block_k, sees.begin, sees.end, false, [&](int64_t j0, int64_t n) {
+    each_tile(sees.begin, sees.end, false, [&](int64_t j0, int64_t n) {
       each_panel(j0, n, [&](int64_t panel, int64_t from, int64_t to) {
         Vec<T> row_max[kVectors];
         scores<kVectors>(panel, j0, from, to, row_max);
         if (in.dropout_p > 0) fill_keep(s.rules, panel * NR<T>, in, from, to - from, s.keep);
         for (int64_t r = 0; r < NR<T> && panel * NR<T> + r < live; ++r) {
-          const int64_t row = panel * NR<T> + r, i = s.rules.query[row];
-          const double lse =
-              row_with_sink(p, head(row), T(double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])))).log_sum;
-          for (int64_t j = 0; j < to - from; ++j) {
-            const double y = double(s.scores[j * NR<T> + r]),
-                         weight = y == -__builtin_inf() ? 0 : ::exp(y / kUnit<Op> - lse);
-            s.row[j] = in.dropout_p > 0 && s.keep[j * NR<T> + r] == 0 ? T(-weight) : T(weight);
-          }
-          const int64_t at = sequence.index * p.probs.stride[0] + head(row) * p.probs.stride[1] + i * p.probs.stride[2];
-          store_row(p.probs.data, p.probs.dtype, at + sequence.first_key + from, s.row, to - from);
+          const int64_t row = panel * NR<T> + r;
+          store_probs_of_row(p, sequence, head(row), s.rules.query[row],
+                             double(s.m[row]) / kUnit<Op> + ::log(double(s.l[row])), kUnit<Op>, from, to, s.scores + r,
+                             in.dropout_p > 0 ? s.keep + r : nullptr, NR<T>, s.row);
         }
       });
     });
@@ -251,22 +233,24 @@ template <class Op>
 void forward(const xlstm_attention_forward& p, const AttentionCpuPlan& plan, void* workspace,
              const Executor& executor) {
   using T = typename Op::Scalar;
+  using Block = std::conditional_t<Op::kTiles, TileForwardBlock<Op>, ForwardBlock<Op>>;
+  using Session = std::conditional_t<Op::kTiles, RowTileSession, TileSession>;
   const xlstm_attention& in = p.in;
   Arena arena(workspace);
   const ForwardMemory<Op> memory(arena, in, plan);
   const int64_t heads = in.batch * in.heads_k;
 
-  parallel_tasks(executor, heads * plan.blocks * plan.splits, [&](int64_t task, int32_t worker) {
+  parallel_tasks<Session>(executor, heads * plan.blocks * plan.splits, [&](int64_t task, int32_t worker) {
     const int64_t b = task % heads / in.heads_k, split = task / heads % plan.splits;
     const int64_t block =
         plan.blocks - 1 - task / heads / plan.splits;  // with a causal mask the last block has the most work
     const AttentionSequence sequence(in, b);
     const int64_t first = block * plan.rows, left = sequence.rows() - first;
     if (left <= 0) return;
-    ForwardScratch<Op>& s = memory.scratch[worker];
-    const ForwardBlock<Op> rows{p,     sequence, task % heads % in.heads_k, first, left < plan.rows ? left : plan.rows,
-                                split, s};
-    rows.run(plan);
+    auto& s = memory.scratch[worker];
+    const int64_t key_head = task % heads % in.heads_k, live = left < plan.rows ? left : plan.rows;
+    const Block rows{p, sequence, key_head, first, live, split, s, plan};
+    rows.run();
     for (int64_t r = 0; r < rows.live; ++r) {
       const int64_t i = s.rules.query[r], head = rows.head(r);
       const T lse = rows.finish_row(r);
@@ -278,7 +262,7 @@ void forward(const xlstm_attention_forward& p, const AttentionCpuPlan& plan, voi
       }
       store_out(p, sequence, head, i, lse, s.row);
     }
-    if (p.probs.data) rows.store_probs(plan);
+    if (p.probs.data) rows.store_probs();
   });
   if (plan.splits == 1) return;
 

@@ -110,4 +110,18 @@ inline void fill_keep(const RowRules<T>& rules, int64_t first, const xlstm_atten
   }
 }
 
+// The same by rows, for `rows` of them: keep (rows, ld).
+template <class T>
+inline void fill_keep_by_row(const RowRules<T>& rules, int64_t first, int64_t rows, const xlstm_attention& in,
+                             int64_t j0, int64_t n, T* keep, int64_t ld) {
+  const uint32_t threshold = dropout_threshold(in.dropout_p);
+  const uint64_t seed = uint64_t(in.rng_state[0]), offset = uint64_t(in.rng_state[1]);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t j = 0; j < n; j += kDrawsAtOnce) {
+      const Philox draws = dropout_draws(j0 + j, rules.query[first + r], rules.draw_row[first + r], seed, offset);
+      for (int e = 0; e < kDrawsAtOnce; ++e)
+        keep[r * ld + j + e] = T((draws.word[e / 2] >> (e % 2 * 16) & 0xffff) >= threshold);
+    }
+}
+
 }  // namespace xlstm::XLSTM_ISA::attention

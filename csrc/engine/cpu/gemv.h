@@ -6,13 +6,12 @@
 // ..., which is added up across lanes at the end. Tiles of R rows and C x's keep R C such vectors in registers: the C
 // x's share the load and conversion of a weight, the R rows share the load of an x. The order of every sum is fixed, so
 // a row of the batch has the same result whatever the batch. At batch 1 memory binds; at larger batches multiplications
-// do.
+// do, but for int8 and int4 on a CPU with tile registers (byte_tiles.h).
 #pragma once
 
-#include <utility>
-
 #include "arch/cpu/vector.h"
-#include "tile/cpu_panels.h"
+#include "engine/cpu/byte_tiles.h"
+#include "tile/lane_folds.h"
 
 namespace xlstm::XLSTM_ISA::engine {
 
@@ -77,33 +76,6 @@ XLSTM_ALWAYS_INLINE Floats widen_bytes(const char* q) {
     const Floats above = Floats((magnitude << 20) + (kBias << 23) + (is_small & 1 << 23));
     const Floats value = above - Floats(is_small & kLeast);
     return Floats(IntVector(value) | (code & 0x80) << 24 | (is_nan & 0x7fc00000));
-  }
-}
-
-// ---- sums across lanes
-
-// Lane l of the result is a[l] + a[l ^ H] if l lacks bit H, else the same of b.
-template <int H, int... L>
-XLSTM_ALWAYS_INLINE Floats pair_sums(Floats a, Floats b, std::integer_sequence<int, L...>) {
-  constexpr int n = sizeof...(L);
-  const Floats same_lane = __builtin_shufflevector(a, b, ((L & H) ? L + n : L)...);
-  const Floats swapped_lane = __builtin_shufflevector(a, b, ((L & H) ? (L ^ H) + n : (L ^ H))...);
-  return same_lane + swapped_lane;
-}
-
-// Lane l of the result is the sum of all lanes of x[l % N], in the same order for every N, a power of two.
-template <int N, int H = 1>
-XLSTM_ALWAYS_INLINE Floats lane_sums(const Floats* x) {
-  constexpr auto lanes = std::make_integer_sequence<int, kWide>{};
-  if constexpr (H == kWide) {
-    return x[0];
-  } else if constexpr (N == 1) {
-    const Floats sum = pair_sums<H>(x[0], x[0], lanes);
-    return lane_sums<1, H * 2>(&sum);
-  } else {
-    Floats half[N / 2];
-    XLSTM_UNROLL for (int j = 0; j < N / 2; ++j) half[j] = pair_sums<H>(x[2 * j], x[2 * j + 1], lanes);
-    return lane_sums<N / 2, H * 2>(half);
   }
 }
 
@@ -179,8 +151,11 @@ XLSTM_ALWAYS_INLINE Floats quantised_tile(const char* const* row, const float* c
 
 constexpr int kRowsAtOnce = kWide >= 8 ? 8 : 4;
 
-// Floats of a worker's scratch for the scales and offsets of kRowsAtOnce rows.
-inline int64_t scale_floats(int64_t columns) { return 2 * kRowsAtOnce * ((columns + 31) / 32); }
+// Floats of a worker's scratch for a product: the scales and offsets of kRowsAtOnce rows, or the sums of tiles.
+inline int64_t product_scratch_floats(int64_t columns, int64_t batch) {
+  const int64_t scales = 2 * kRowsAtOnce * ((columns + 31) / 32), sums = byte_tile_floats(batch);
+  return scales > sums ? scales : sums;
+}
 
 // Runs tile<R, C>(r, b), rows r to r + R by x's b to b + C, while C x's are left.
 template <int C, class Tile>
@@ -210,9 +185,10 @@ struct Product {
   int64_t begin, end;
   const float* x;
   int64_t x_stride, batch;
+  const XDigits& digits;  // of x, for a w by tiles, which does not read x itself
   float* y;
   int64_t y_stride;
-  float* scale_scratch;  // scale_floats(columns)
+  float* scratch;  // product_scratch_floats(columns, batch)
 
   // Calls f(first row, rows, pointers to kRowsAtOnce rows); past the last row, the last row again.
   template <class F>
@@ -246,7 +222,7 @@ void multiply_quantised(const Product& p) {
   p.each_rows(groups * w.group_size * Bits / 8, [&](int64_t first, int64_t rows, const char* const* row) XLSTM_INLINED {
     const float *scale[kRowsAtOnce], *offset[kRowsAtOnce];
     for (int64_t r = 0; r < kRowsAtOnce; ++r) {
-      float *to = p.scale_scratch + r * groups, *to_offset = to + kRowsAtOnce * groups;
+      float *to = p.scratch + r * groups, *to_offset = to + kRowsAtOnce * groups;
       scale[r] = to, offset[r] = to_offset;
       const int64_t from = (first + (r < rows ? r : rows - 1)) * groups;
       load_row(to, w.scales, w.dtype, from, groups);
@@ -262,8 +238,7 @@ void multiply_quantised(const Product& p) {
   });
 }
 
-// y[b][r - begin] = bias[r] + W[r] x[b] for rows begin to end.
-inline void multiply(const Product& p) {
+inline void multiply_by_vectors(const Product& p) {
   if (p.w.bits == 4)
     p.w.offsets ? multiply_quantised<4, XLSTM_CODE_INTEGER, true>(p)
                 : multiply_quantised<4, XLSTM_CODE_INTEGER, false>(p);
@@ -280,6 +255,18 @@ inline void multiply(const Product& p) {
     multiply_plain<Bfloat16Weights>(p);
   else
     multiply_plain<Float16Weights>(p);
+}
+
+// y[b][r - begin] = bias[r] + W[r] x[b] for rows begin to end.
+inline void multiply(const Product& p) {
+  if constexpr (kHasTiles) {
+    if (is_by_tiles(p.w))
+      multiply_byte_tiles(p.w, p.begin, p.end, p.digits, p.y, p.y_stride, p.scratch);
+    else
+      multiply_by_vectors(p);
+  } else {
+    multiply_by_vectors(p);
+  }
   if (!p.w.bias.data) return;
   for (int64_t r = p.begin; r < p.end; ++r) {
     const float bias = widen<float>(p.w.bias.data, p.w.bias.dtype, r);

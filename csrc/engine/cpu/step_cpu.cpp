@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token of each row through a whole xLSTM model on a CPU. Each weight is read once, where it lies, so memory binds;
-// in a small model the waits between threads bind, five to each block.
+// in a small model the waits between threads bind, five to each block, by tiles nine.
 //
 //   part         tasks            reads                                makes
 //   projections  rows of weights  x, normed by each worker             q, k, v, o, i, f
@@ -10,7 +10,8 @@
 //   down         rows             silu(gate) up                        x +=
 //
 // All of these are float, (B, features), in the workspace. Each worker norms a part's input for itself: that is one
-// row, against the hundreds of rows of a weight, and saves a part and the wait after it.
+// row, against the hundreds of rows of a weight, and saves a part and the wait after it. Where weights are multiplied
+// by tiles (byte_tiles.h), such a part makes each row's digits, and its norm, once for all workers.
 #include "base/arena.h"
 #include "engine/cpu/crew.h"
 #include "engine/cpu/gemv.h"
@@ -23,7 +24,7 @@ namespace {
 
 using mlstm::Decay, mlstm::decay, mlstm::update_n, mlstm::update_c, mlstm::Tiling, mlstm::TokenGates;
 
-constexpr int kPartsOfBlock = 5, kOtherParts = 2;
+constexpr int kPartsOfBlock = kHasTiles ? 9 : 5, kOtherParts = kHasTiles ? 3 : 2;
 constexpr float kMaskedInputGate = -1e4f, kMaskedForgetGate = 1e4f;  // no input, nothing forgotten
 
 template <class T>
@@ -35,6 +36,8 @@ struct Memory {
   int64_t dim, dhv_all, ffn;  // padded
   float *x, *q, *k, *v, *o, *i, *f, *h, *up;
   float *n, *m;           // of the heads after this token: several tasks of a head read the old ones
+  float* input;           // of a part's products, where weights are multiplied by tiles
+  XDigits digits;         // of it
   float* worker_scratch;  // of all workers
   int64_t inner;          // features of a worker's normed input
   int64_t worker_floats;
@@ -50,8 +53,10 @@ struct Memory {
     up = arena.take<float>(B * ffn);
     n = arena.take<float>(B * keys), m = arena.take<float>(B * p.heads);
     inner = larger(dim, dhv_all);
-    const int64_t scale_scratch = scale_floats(larger(inner, ffn)), head = 2 * (p.dqk + 16) + 16;
-    worker_floats = round_up(B * inner + 2 * inner + 2 * B * plan.rows_at_once + scale_scratch + head, 64);
+    input = arena.take<float>(kHasTiles ? B * inner : 0);
+    digits = XDigits(arena, B, larger(inner, ffn));
+    const int64_t product_scratch = product_scratch_floats(larger(inner, ffn), B), head = 2 * (p.dqk + 16) + 16;
+    worker_floats = round_up(B * inner + 2 * inner + 2 * B * plan.rows_at_once + product_scratch + head, 64);
     worker_scratch = arena.take<float>(plan.workers * worker_floats);
     counters = arena.take<PartCounter>(kPartsOfBlock * p.blocks + kOtherParts);
   }
@@ -63,7 +68,7 @@ struct Worker {
   const DecodeCpuPlan& plan;
   const Memory& at;
   Crew crew;
-  float *input, *weight, *bias, *y, *y2, *scale_scratch, *head;
+  float *input, *weight, *bias, *y, *y2, *product_scratch, *head;
 
   Worker(const xlstm_decode& params, const DecodeCpuPlan& cut, const Memory& memory, int32_t worker)
       : p(params), plan(cut), at(memory), crew(memory.counters, cut.workers) {
@@ -72,20 +77,46 @@ struct Worker {
     bias = weight + memory.inner;
     y = bias + memory.inner;
     y2 = y + p.batch * plan.rows_at_once;
-    scale_scratch = y2 + p.batch * plan.rows_at_once;
-    head = scale_scratch + scale_floats(larger(memory.inner, memory.ffn));
+    product_scratch = y2 + p.batch * plan.rows_at_once;
+    head = product_scratch + product_scratch_floats(larger(memory.inner, memory.ffn), p.batch);
   }
 
-  void norm_input(const xlstm_decode_norm& norm) {
-    widen_vector(weight, norm.weight, p.dim, at.dim, 1);
-    widen_vector(bias, norm.bias, p.dim, at.dim, 0);
-    for (int64_t b = 0; b < p.batch; ++b)
-      rms_norm(input + b * at.dim, at.x + b * at.dim, weight, bias, p.dim, at.dim, p.norm_eps);
+  // Makes the input of a part's products, (B, width), row by row, then runs f(begin, end, input) over ranges of rows of
+  // weights. prepare() comes before this worker's first row(b, to).
+  template <class Prepare, class Row, class F>
+  void rows_with_input(int64_t rows, bool by_tiles, int64_t width, Prepare&& prepare, Row&& row, F&& f) {
+    bool is_prepared = false;
+    const auto make = [&](int64_t b, float* to) {
+      if (!is_prepared) prepare();
+      is_prepared = true;
+      row(b, to + b * width);
+    };
+    if (by_tiles)
+      crew.part(p.batch, [&](int64_t b) {
+        make(b, at.input);
+        at.digits.store_row(b, at.input + b * width, width);
+      });
+    bool is_ready = by_tiles;
+    crew.rows(rows, plan.rows_at_once, [&](int64_t begin, int64_t end) {
+      for (int64_t b = 0; b < p.batch && !is_ready; ++b) make(b, input);
+      is_ready = true;
+      f(begin, end, by_tiles ? at.input : input);
+    });
+  }
+  template <class F>
+  void rows_with_normed_x(int64_t rows, bool by_tiles, const xlstm_decode_norm& norm, F&& f) {
+    rows_with_input(
+        rows, by_tiles, at.dim,
+        [&] {
+          widen_vector(weight, norm.weight, p.dim, at.dim, 1);
+          widen_vector(bias, norm.bias, p.dim, at.dim, 0);
+        },
+        [&](int64_t b, float* to) { rms_norm(to, at.x + b * at.dim, weight, bias, p.dim, at.dim, p.norm_eps); }, f);
   }
   // to[b * stride + r] = W from, for rows begin to end of w.
   void product(const xlstm_linear& w, int64_t begin, int64_t end, const float* from, int64_t from_stride, float* to,
                int64_t to_stride) {
-    multiply({w, begin, end, from, from_stride, p.batch, to, to_stride, scale_scratch});
+    multiply({w, begin, end, from, from_stride, p.batch, at.digits, to, to_stride, product_scratch});
   }
   // x += W from.
   void add_product(const xlstm_linear& w, int64_t begin, int64_t end, const float* from, int64_t from_stride) {
@@ -110,17 +141,15 @@ struct Worker {
     constexpr int kGates = 4;  // index of the first gate
     int64_t rows = 0;
     for (const xlstm_linear* w : weights) rows += w->rows;
-    bool ready = false;
-    crew.rows(rows, plan.rows_at_once, [&](int64_t begin, int64_t end) {
-      if (!ready) norm_input(block.norm_mlstm);
-      ready = true;
+    const bool by_tiles = any_by_tiles(block.q, block.k, block.v, block.o, block.i, block.f);
+    rows_with_normed_x(rows, by_tiles, block.norm_mlstm, [&](int64_t begin, int64_t end, const float* x) {
       int64_t before = 0;
       for (int part = 0; part < 6; ++part) {
         const xlstm_linear& w = *weights[part];
         const int64_t first = larger<int64_t>(begin - before, 0), last = end - before < w.rows ? end - before : w.rows;
         before += w.rows;
         if (first >= last) continue;
-        product(w, first, last, input, at.dim, to[part] + first, w.rows);
+        product(w, first, last, x, at.dim, to[part] + first, w.rows);
         if (part >= kGates)
           for (int64_t b = 0; b < p.batch; ++b)
             soft_cap(to[part] + b * w.rows + first, last - first, float(p.gate_cap));
@@ -158,20 +187,19 @@ struct Worker {
 
   void output(const xlstm_decode_block& block) {
     const int64_t values = p.heads * p.dhv;
-    bool ready = false;
-    crew.rows(p.dim, plan.rows_at_once, [&](int64_t begin, int64_t end) {
-      if (begin == 0) {
-        memcpy(block.n, at.n, size_t(p.batch * p.heads * p.dqk) * sizeof(float));
-        memcpy(block.m, at.m, size_t(p.batch * p.heads) * sizeof(float));
-      }
-      if (!ready) {
-        widen_vector(weight, block.head_norm.weight, values, at.dhv_all, 1);
-        widen_vector(bias, block.head_norm.bias, values, at.dhv_all, 0);
-        for (int64_t b = 0; b < p.batch; ++b) gated_heads(b, input + b * at.dhv_all);
-      }
-      ready = true;
-      add_product(block.out, begin, end, input, at.dhv_all);
-    });
+    const auto prepare = [&] {
+      widen_vector(weight, block.head_norm.weight, values, at.dhv_all, 1);
+      widen_vector(bias, block.head_norm.bias, values, at.dhv_all, 0);
+    };
+    const auto row = [&](int64_t b, float* to) { gated_heads(b, to); };
+    rows_with_input(p.dim, is_by_tiles(block.out), at.dhv_all, prepare, row,
+                    [&](int64_t begin, int64_t end, const float* gated) {
+                      if (begin == 0) {
+                        memcpy(block.n, at.n, size_t(p.batch * p.heads * p.dqk) * sizeof(float));
+                        memcpy(block.m, at.m, size_t(p.batch * p.heads) * sizeof(float));
+                      }
+                      add_product(block.out, begin, end, gated, at.dhv_all);
+                    });
   }
   // to = sigmoid(o) head_norm(h) of one row.
   void gated_heads(int64_t b, float* to) {
@@ -187,13 +215,11 @@ struct Worker {
   }
 
   void up(const xlstm_decode_block& block) {
-    bool ready = false;
-    crew.rows(p.ffn, plan.rows_at_once, [&](int64_t begin, int64_t end) {
-      if (!ready) norm_input(block.norm_ffn);
-      ready = true;
+    const bool by_tiles = any_by_tiles(block.gate, block.up);
+    rows_with_normed_x(p.ffn, by_tiles, block.norm_ffn, [&](int64_t begin, int64_t end, const float* x) {
       const int64_t rows = end - begin, padded = plan.rows_at_once;
-      product(block.gate, begin, end, input, at.dim, y, padded);
-      product(block.up, begin, end, input, at.dim, y2, padded);
+      product(block.gate, begin, end, x, at.dim, y, padded);
+      product(block.up, begin, end, x, at.dim, y2, padded);
       for (int64_t b = 0; b < p.batch; ++b) {
         const float *gate = y + b * padded, *value = y2 + b * padded;
         float* to = at.up + b * at.ffn + begin;
@@ -206,20 +232,15 @@ struct Worker {
   }
 
   void down(const xlstm_decode_block& block) {
+    if (is_by_tiles(block.down))
+      crew.part(p.batch, [&](int64_t b) { at.digits.store_row(b, at.up + b * at.ffn, at.ffn); });
     crew.rows(p.dim, plan.rows_at_once,
               [&](int64_t begin, int64_t end) { add_product(block.down, begin, end, at.up, at.ffn); });
   }
 
   void logits() {
-    bool ready = false;
     const int64_t rows = p.head.data ? p.head.rows : p.dim;
-    crew.rows(rows, plan.rows_at_once, [&](int64_t begin, int64_t end) {
-      const float* from = at.x;
-      if (p.out_norm.weight.data) {
-        if (!ready) norm_input(p.out_norm);
-        ready = true;
-        from = input;
-      }
+    const auto range = [&](int64_t begin, int64_t end, const float* from) {
       if (p.head.data) product(p.head, begin, end, from, at.dim, p.out + begin, rows);
       for (int64_t b = 0; b < p.batch; ++b) {
         float* to = p.out + b * rows + begin;
@@ -228,7 +249,14 @@ struct Worker {
         else
           memcpy(to, from + b * at.dim + begin, size_t(end - begin) * sizeof(float));
       }
-    });
+    };
+    const bool by_tiles = p.head.data && is_by_tiles(p.head);
+    if (p.out_norm.weight.data) {
+      rows_with_normed_x(rows, by_tiles, p.out_norm, range);
+      return;
+    }
+    if (by_tiles) crew.part(p.batch, [&](int64_t b) { at.digits.store_row(b, at.x + b * at.dim, at.dim); });
+    crew.rows(rows, plan.rows_at_once, [&](int64_t begin, int64_t end) { range(begin, end, at.x); });
   }
 
   void step() {
@@ -264,6 +292,7 @@ void decode_step(const xlstm_decode& p, const DecodeCpuPlan& plan, void* workspa
   } shared{p, plan, memory};
   const auto body = [](void* arg, int32_t worker) {
     const Shared& s = *static_cast<const Shared*>(arg);
+    const TileSession session;
     Worker(s.p, s.plan, s.memory, worker).step();
   };
   executor.parallel(executor.self, executor.workers, body, &shared);
