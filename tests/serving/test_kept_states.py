@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -240,8 +241,6 @@ def test_a_damaged_file_is_not_used(
 def test_a_request_that_waits_for_its_file_can_be_cancelled(
     model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
     options = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
     with engine_of(model, **options) as engine:
         text, _ = turn(engine, [])
@@ -263,6 +262,78 @@ def test_a_request_that_waits_for_its_file_can_be_cancelled(
         go_on.set()
         engine._stepper.swap._thread.submit(int).result()
         assert turn(engine, text)[1] == 30 and engine.metrics().slots_used == 0
+
+
+def files_of_sessions(model: xLSTMLarge, count: int, **options: Any) -> dict[str, list[int]]:
+    """Sessions whose states are in files, and their texts."""
+    with engine_of(model, **options) as engine:
+        return {f"s{n}": turn(engine, [3 + n], f"s{n}")[0] for n in range(count)}
+
+
+def test_what_was_read_for_requests_that_are_over_is_not_kept(
+    model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They left while the file was being read: many such could fill the memory."""
+    options: dict[str, Any] = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
+    texts = files_of_sessions(model, 6, **options)
+    go_on, load = threading.Event(), swap.load_state
+
+    def slow(*arguments: Any) -> Any:
+        assert go_on.wait(30)
+        return load(*arguments)
+
+    monkeypatch.setattr(swap, "load_state", slow)
+    with engine_of(model, **options) as engine:
+        answers = Answers()
+        for session, text in texts.items():
+            engine.submit(Request(session, text, SAMPLED, session=session), answers)
+            ask(engine, Request("other", [5], SAMPLED))  # it was taken in
+            engine.cancel(session)
+        answers.wait(*texts)
+        go_on.set()
+        engine._stepper.swap._thread.submit(int).result()
+        assert engine.metrics().swap_host_bytes == 0
+        assert turn(engine, texts["s0"], "s0")[1] == len(texts["s0"]) - 1
+
+
+def test_few_files_are_read_ahead(model: xLSTMLarge, tmp_path: Path) -> None:
+    """Many requests that wait with sessions do not all have their states in memory."""
+    options: dict[str, Any] = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path, "slots": 2}
+    texts = files_of_sessions(model, 12, **options)
+    size = max(file.stat().st_size for file in tmp_path.iterdir())
+    with engine_of(model, **options) as engine:
+        answers = Answers()
+        with paused(engine):
+            for session, text in texts.items():
+                engine.submit(Request(session, text, SAMPLED, session=session), answers)
+
+            engine._stepper.swap._thread.submit(int).result()
+            most = engine.metrics().swap_host_bytes  # while the engine stands still
+        answers.wait(*texts)
+        assert [answers.outputs[session][-1].cached_tokens for session in texts] == [len(x) - 1 for x in texts.values()]
+        assert most <= 2 * size and engine.metrics().swap_failures == 0
+
+
+def test_a_slow_disk_does_not_fill_the_memory(
+    model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = one_state(model)
+    go_on, save = threading.Event(), swap.save_state
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        assert go_on.wait(30)
+        save(*arguments, **named)
+
+    monkeypatch.setattr(swap, "save_state", slow)
+    with engine_of(model, prefix_cache_bytes=0, swap_bytes=3 * size, swap_folder=tmp_path) as engine:
+        try:
+            for n in range(20):
+                turn(engine, [3 + n], f"s{n}")
+            metrics = engine.metrics()
+        finally:
+            go_on.set()
+    assert metrics.swap_host_bytes <= 7 * size + 20 * 1200  # logits and tokens beside
+    assert metrics.swap_failures >= 20 - 7 and "swap_folder: too slow" in caplog.text
 
 
 def test_names_of_sessions_are_not_paths(model: xLSTMLarge, tmp_path: Path) -> None:
