@@ -249,6 +249,27 @@ def test_a_full_queue_refuses(model: xLSTMLarge) -> None:
         assert engine.metrics().requests_refused == 1
 
 
+def test_a_late_cancel_is_not_of_the_next_request_of_that_id(model: xLSTMLarge) -> None:
+    """It comes during the first one's last step, and that one's id is used again at once."""
+    first, second = Answers(), Answers()
+    with engine_of(model) as engine:
+        draw = engine._stepper._sampler.draw
+
+        def cancelled_meanwhile(*arguments: Any) -> Any:
+            engine.cancel("a")
+            return draw(*arguments)
+
+        def on_output(output: Output) -> None:
+            engine._stepper._sampler.draw = draw  # type: ignore[method-assign]
+            engine.submit(Request("a", [5], GREEDY), second)
+            first(output)
+
+        engine._stepper._sampler.draw = cancelled_meanwhile  # type: ignore[method-assign]
+        engine.submit(Request("a", [5], SamplingParams(max_tokens=1)), on_output)
+        assert first.wait("a")[0].finish_reason in ("length", "stop")
+        assert second.wait("a")[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("tokens", "params", "words"),
     [

@@ -73,8 +73,10 @@ def test_structures(kind: str, value: Any, words: str) -> None:
         ({"tokens": [1, 2.0]}, "tokens: expected token ids, got 2.0"),
         ({"params": {}}, "params: expected SamplingParams, got {}"),
         ({"priority": 0.5}, "priority: expected an integer, got 0.5"),
+        ({"priority": 10**400}, "priority: expected from -2147483648 to 2147483648, got 1000000"),
         ({"deadline": -1}, "deadline: expected a finite number from 0 up, got -1"),
         ({"session": ""}, "session: expected None or a string of at least one character, got ''"),
+        ({"session": "\ud800"}, "session: expected text that UTF-8 can write, got '\\ud800'"),
     ],
     ids=str,
 )

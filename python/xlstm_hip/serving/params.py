@@ -13,6 +13,7 @@ from .._core.checks import one_of
 from ..models.text import TokenLogprob, check_stop_strings
 
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
+MOST_PRIORITY = 2**31  # either way
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ def _integer(name: str, value: Any, least: int | None = None) -> int:
         expected = "an integer" if least is None else f"an integer >= {least}"
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
     return int(value)
+
+
+def _can_be_written(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
@@ -176,11 +185,15 @@ class Request:
             raise ValueError("tokens: expected at least one token, got none")
         if not isinstance(self.params, SamplingParams):
             raise ValueError(f"params: expected SamplingParams, got {self.params!r}")
-        _integer("priority", self.priority)
+        priority = _integer("priority", self.priority)
+        if abs(priority) > MOST_PRIORITY:
+            raise ValueError(f"priority: expected from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority}")
         if self.deadline is not None:
             _number("deadline", self.deadline, 0, math.inf)
         if self.session is not None and (not isinstance(self.session, str) or not self.session):
             raise ValueError(f"session: expected None or a string of at least one character, got {self.session!r}")
+        if self.session is not None and not _can_be_written(self.session):  # its file's name is a hash of its bytes
+            raise ValueError(f"session: expected text that UTF-8 can write, got {self.session!r}")
 
 
 class Output(NamedTuple):
