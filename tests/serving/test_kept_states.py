@@ -267,7 +267,11 @@ def test_a_request_that_waits_for_its_file_can_be_cancelled(
 def files_of_sessions(model: xLSTMLarge, count: int, **options: Any) -> dict[str, list[int]]:
     """Sessions whose states are in files, and their texts."""
     with engine_of(model, **options) as engine:
-        return {f"s{n}": turn(engine, [3 + n], f"s{n}")[0] for n in range(count)}
+        texts = {}
+        for n in range(count):
+            texts[f"s{n}"] = turn(engine, [3 + n], f"s{n}")[0]
+            engine._stepper.swap._thread.submit(int).result()  # it was written
+        return texts
 
 
 def test_what_was_read_for_requests_that_are_over_is_not_kept(
@@ -332,8 +336,8 @@ def test_a_slow_disk_does_not_fill_the_memory(
             metrics = engine.metrics()
         finally:
             go_on.set()
-    assert metrics.swap_host_bytes <= 7 * size + 20 * 1200  # logits and tokens beside
-    assert metrics.swap_failures >= 20 - 7 and "swap_folder: too slow" in caplog.text
+    assert metrics.swap_host_bytes <= 11 * size + 20 * 1200  # logits and tokens beside
+    assert metrics.swap_failures >= 20 - 11 and "swap_folder: too slow" in caplog.text
 
 
 def test_names_of_sessions_are_not_paths(model: xLSTMLarge, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from .slots import KeptState
 logger = logging.getLogger("xlstm_hip")
 SUFFIX = ".state"
 CPU = torch.device("cpu")
-MOST_WRITING = 4  # states that may wait for the disk, if as many bytes as host_bytes are fewer
+MOST_WRITING = 8  # states that may wait for the disk, if as many bytes as host_bytes are fewer
 
 
 class SwapStore:
