@@ -33,6 +33,8 @@ from xlstm_hip.serving import EngineConfig, Request, SamplingParams, Structure
         ({"seed": 1.5}, "seed: expected an integer, got 1.5"),
         ({"stop": "."}, "stop: expected a sequence of strings, got '.'"),
         ({"stop": ("",)}, "stop: expected strings of at least one character, got ''"),
+        ({"stop": tuple("abcdefghijklmnopq")}, "stop: expected at most 16 strings, got 17"),
+        ({"stop": ("ab", "a" * 1025)}, "stop: expected at most 1024 characters in a string, got 1025"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids: expected token ids, got -1"),
         ({"stop_token_ids": 5}, "stop_token_ids: expected a sequence of token ids, got 5"),
         ({"ignore_eos": 2}, "ignore_eos: expected one of True, False, got 2"),

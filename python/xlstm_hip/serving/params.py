@@ -13,6 +13,7 @@ from .._core.checks import one_of
 from ..models.text import TokenLogprob, check_stop_strings
 
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
+MOST_STOPS, LONGEST_STOP = 16, 1024  # all are compared after each token, while other requests wait
 MOST_PRIORITY = 2**31  # either way
 
 
@@ -75,11 +76,17 @@ def _can_be_written(text: str) -> bool:
     return True
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def _stops(value: Any) -> tuple[str, ...]:
     try:
-        return tuple(check_stop_strings(value))
+        stops = tuple(check_stop_strings(value))
     except TypeError:
-        raise ValueError(f"{name}: expected a sequence of strings, got {value!r}") from None
+        raise ValueError(f"stop: expected a sequence of strings, got {value!r}") from None
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"stop: expected at most {MOST_STOPS} strings, got {len(stops)}")
+    longest = max(map(len, stops), default=0)
+    if longest > LONGEST_STOP:
+        raise ValueError(f"stop: expected at most {LONGEST_STOP} characters in a string, got {longest}")
+    return stops
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if self.seed is not None:
             _integer("seed", self.seed)
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         one_of("ignore_eos", self.ignore_eos, (True, False))
         if self.logprobs is not None:
