@@ -127,13 +127,16 @@ def test_a_client_that_does_not_read(engine: FakeEngine) -> None:
 
 
 def test_a_client_that_stops_reading_the_end(engine: FakeEngine) -> None:
-    """An answer that is written, but not read: its connection is not kept for ever."""
+    """An answer that is written, but not read: its connection is not kept for ever. Where the loop was late enough to
+    find all of the answer at once, it is the system that closes it.
+    """
     engine.step_seconds = 0.0
     with running(served_by(engine), Limits(stall_seconds=1.0)) as server:
         slow = server.connect(receive_buffer=4096)
         slow.sendall(raw(ENDLESS | {"max_tokens": 4000}))
         until(lambda: engine.finished == {"length": 1})
-        until(lambda: outcomes(server) == {"slow": 1}, 20)
+        until(lambda: server.connections == 0)
+        until(lambda: outcomes(server) in ({"slow": 1}, {"length": 1}))
         assert server.state.door.inside == 0
         slow.close()
 
