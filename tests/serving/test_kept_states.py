@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_an_out_of_memory_of_the_cache_makes_it_smaller_and_harms_nobody(
         assert len(ask(engine, Request("a", SYSTEM, SAMPLED)).tokens("a")) == 10
         assert engine.healthy and engine.metrics().out_of_memory == 1 and 0 < engine.metrics().prefix_cache_states <= 2
         want = ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a")
-        assert 0 < engine.metrics().prefix_cache_bytes <= stepper.cache.limit < 3 * 6000
+        assert 0 < engine.metrics().prefix_cache_bytes <= engine.metrics().prefix_cache_limit < 3 * 6000
         assert ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a") == want
         assert stepper.scheduler.slots == 4 and "prefix_cache_bytes: out of memory; " in caplog.text
 
@@ -345,6 +346,24 @@ def test_names_of_sessions_are_not_paths(model: xLSTMLarge, tmp_path: Path) -> N
         turn(engine, [], "../../x/\0")
     assert [file.parent.name for file in tmp_path.rglob("*.state")] == ["states"]
     assert (tmp_path / "states").stat().st_mode & 0o077 == 0
+
+
+def test_files_of_sessions_are_for_their_owner_alone(model: xLSTMLarge, tmp_path: Path) -> None:
+    """They say what was talked of. In a folder that was there before and that everybody may read, too."""
+    tmp_path.chmod(0o755)
+    with engine_of(model, swap_folder=tmp_path) as engine:
+        turn(engine, [])
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_what_a_killed_process_had_half_written_is_removed(model: xLSTMLarge, tmp_path: Path) -> None:
+    half, another = tmp_path / ".0123.state.4567", tmp_path / ".89ab.state.4568"
+    half.write_bytes(b"part")
+    another.write_bytes(b"being written now")
+    os.utime(half, (0, 0))
+    with engine_of(model, swap_folder=tmp_path) as engine:
+        assert not half.exists() and another.exists() and engine.metrics().swap_folder_bytes == 0
 
 
 def test_no_text_in_logs(model: xLSTMLarge, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

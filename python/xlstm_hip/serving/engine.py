@@ -144,6 +144,7 @@ class Engine:
             prefix_cache_misses=counts.prefix_misses,
             prefix_cache_tokens_saved=counts.tokens_saved,
             prefix_cache_bytes=cache.nbytes,
+            prefix_cache_limit=cache.limit,
             prefix_cache_states=len(cache),
             tokens_prefilled=counts.tokens_prefilled,
             tokens_generated=counts.tokens_generated,

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from .slots import KeptState
 
 logger = logging.getLogger("xlstm_hip")
 SUFFIX = ".state"
+WRITING_SECONDS = 600.0  # after which nobody writes a file any more
 CPU = torch.device("cpu")
 MOST_WRITING = 8  # states that may wait for the disk, if as many bytes as host_bytes are fewer
 
@@ -65,6 +67,9 @@ class SwapStore:
         if folder is not None:
             self._folder = Path(folder)
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for file in self._folder.glob(f".*{SUFFIX}.*"):  # of a process that was killed
+                if time.time() - file.stat().st_mtime > WRITING_SECONDS:
+                    file.unlink(missing_ok=True)
             found = [(file.stat().st_mtime, file.name, file.stat().st_size) for file in self._folder.glob(f"*{SUFFIX}")]
             self._files.update((name, size) for _, name, size in sorted(found))
             self._facts = model_facts(model)
@@ -209,6 +214,7 @@ class SwapStore:
             save_state(
                 file, self._model, state.state, logits=state.logits, tokens_read=len(state.tokens),
                 notes={"session": session, "tokens": state.tokens.tolist()}, facts=self._facts,
+                private=True,
             )  # fmt: skip
             size = file.stat().st_size
         except Exception as error:  # a disk may be full: this session's affair alone
