@@ -13,7 +13,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from ..models.tokenizer import Tokenizer
 from .config import EngineConfig
 from .metrics import Counts
 from .params import Output
-from .prefix_cache import KeptBoundaries, PrefixCache
+from .prefix_cache import HashedTokens, KeptBoundaries, PrefixCache
 from .running import RunningRequest
 from .sampler import Choice, Drawn, Sampler
 from .scheduler import Scheduler
@@ -274,7 +273,7 @@ class Stepper:
             for running in decoding:  # their states may be between two tokens
                 self._read_again(running, error if len(rows) == 1 else None)
             return len(rows)
-        ready.add(decoding, logits if batch.mask is None else logits[rows])
+        ready.add(decoding, logits if len(rows) == len(batch.ids) else logits[rows])
         return len(rows)
 
     # ---- speculation
@@ -360,7 +359,7 @@ class Stepper:
 
     # ---- states that are kept
 
-    def _keep(self, running: RunningRequest, text: Any, length: int, logits: Tensor) -> None:
+    def _keep(self, running: RunningRequest, text: HashedTokens, length: int, logits: Tensor) -> None:
         """Puts the request's state into the cache, if there is room."""
         if not self.cache.takes(self.slots.row_bytes) or self.cache.has(text, length):
             return

@@ -78,7 +78,6 @@ class StructuredText:
         # Without an end token the text ends where nothing may follow.
         self._matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=not ends)
         self._words = torch.empty(-(-vocab_size // WORD), dtype=torch.int32)
-        self._ends = frozenset(ends)
 
     def allowed(self) -> Tensor:
         """A bit for each token, in words (V / 32) of int32: whether it may come next."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 logger = logging.getLogger("xlstm_hip.serving")
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass
