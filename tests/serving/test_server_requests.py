@@ -27,12 +27,12 @@ def server() -> Iterator[LocalServer]:
         yield local
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: LocalServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http(server: LocalServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=20) as client:
         yield client
