@@ -19,7 +19,7 @@ MOST_PRIORITY = 2**31  # either way
 
 @dataclass(frozen=True)
 class Structure:
-    """A form that the text must have.
+    """A form that the text must have; the engine takes up to 65536 characters of it.
 
     kind     "json_schema": value is a schema, as a dict or as JSON text; "json_object": any object, value None;
              "regex": value is a regular expression; "choice": value is a sequence of texts, of which one comes;
@@ -99,7 +99,7 @@ class SamplingParams:
 
     temperature       0: the most probable token, whatever top_k, top_p and min_p are
     seed              the answer follows from it and the prompt, whatever is sampled beside it; None: any
-    stop              texts that end the answer, which is cut off before them
+    stop              texts that end the answer, which is cut off before them: up to 16, of up to 1024 characters
     stop_token_ids    tokens that end the answer, beside the model's end tokens
     ignore_eos        whether the model's end tokens do not end the answer
     logprobs          log-probabilities of the tokens under the model itself, and of so many of the most probable ones
