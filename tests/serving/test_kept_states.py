@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +106,7 @@ def test_an_out_of_memory_of_the_cache_makes_it_smaller_and_harms_nobody(
         assert len(ask(engine, Request("a", SYSTEM, SAMPLED)).tokens("a")) == 10
         assert engine.healthy and engine.metrics().out_of_memory == 1 and 0 < engine.metrics().prefix_cache_states <= 2
         want = ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a")
-        assert 0 < engine.metrics().prefix_cache_bytes <= stepper.cache.limit < 3 * 6000
+        assert 0 < engine.metrics().prefix_cache_bytes <= engine.metrics().prefix_cache_limit < 3 * 6000
         assert ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a") == want
         assert stepper.scheduler.slots == 4 and "prefix_cache_bytes: out of memory; " in caplog.text
 
@@ -240,8 +242,6 @@ def test_a_damaged_file_is_not_used(
 def test_a_request_that_waits_for_its_file_can_be_cancelled(
     model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
     options = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
     with engine_of(model, **options) as engine:
         text, _ = turn(engine, [])
@@ -265,11 +265,105 @@ def test_a_request_that_waits_for_its_file_can_be_cancelled(
         assert turn(engine, text)[1] == 30 and engine.metrics().slots_used == 0
 
 
+def files_of_sessions(model: xLSTMLarge, count: int, **options: Any) -> dict[str, list[int]]:
+    """Sessions whose states are in files, and their texts."""
+    with engine_of(model, **options) as engine:
+        texts = {}
+        for n in range(count):
+            texts[f"s{n}"] = turn(engine, [3 + n], f"s{n}")[0]
+            engine._stepper.swap._thread.submit(int).result()  # it was written
+        return texts
+
+
+def test_what_was_read_for_requests_that_are_over_is_not_kept(
+    model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They left while the file was being read: many such could fill the memory."""
+    options: dict[str, Any] = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
+    texts = files_of_sessions(model, 6, **options)
+    go_on, load = threading.Event(), swap.load_state
+
+    def slow(*arguments: Any) -> Any:
+        assert go_on.wait(30)
+        return load(*arguments)
+
+    monkeypatch.setattr(swap, "load_state", slow)
+    with engine_of(model, **options) as engine:
+        answers = Answers()
+        for session, text in texts.items():
+            engine.submit(Request(session, text, SAMPLED, session=session), answers)
+            ask(engine, Request("other", [5], SAMPLED))  # it was taken in
+            engine.cancel(session)
+        answers.wait(*texts)
+        go_on.set()
+        engine._stepper.swap._thread.submit(int).result()
+        assert engine.metrics().swap_host_bytes == 0
+        assert turn(engine, texts["s0"], "s0")[1] == len(texts["s0"]) - 1
+
+
+def test_few_files_are_read_ahead(model: xLSTMLarge, tmp_path: Path) -> None:
+    """Many requests that wait with sessions do not all have their states in memory."""
+    options: dict[str, Any] = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path, "slots": 2}
+    texts = files_of_sessions(model, 12, **options)
+    size = max(file.stat().st_size for file in tmp_path.iterdir())
+    with engine_of(model, **options) as engine:
+        answers = Answers()
+        with paused(engine):
+            for session, text in texts.items():
+                engine.submit(Request(session, text, SAMPLED, session=session), answers)
+
+            engine._stepper.swap._thread.submit(int).result()
+            most = engine.metrics().swap_host_bytes  # while the engine stands still
+        answers.wait(*texts)
+        assert [answers.outputs[session][-1].cached_tokens for session in texts] == [len(x) - 1 for x in texts.values()]
+        assert most <= 2 * size and engine.metrics().swap_failures == 0
+
+
+def test_a_slow_disk_does_not_fill_the_memory(
+    model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = one_state(model)
+    go_on, save = threading.Event(), swap.save_state
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        assert go_on.wait(30)
+        save(*arguments, **named)
+
+    monkeypatch.setattr(swap, "save_state", slow)
+    with engine_of(model, prefix_cache_bytes=0, swap_bytes=3 * size, swap_folder=tmp_path) as engine:
+        try:
+            for n in range(20):
+                turn(engine, [3 + n], f"s{n}")
+            metrics = engine.metrics()
+        finally:
+            go_on.set()
+    assert metrics.swap_host_bytes <= 11 * size + 20 * 1200  # logits and tokens beside
+    assert metrics.swap_failures >= 20 - 11 and "swap_folder: too slow" in caplog.text
+
+
 def test_names_of_sessions_are_not_paths(model: xLSTMLarge, tmp_path: Path) -> None:
     with engine_of(model, swap_folder=tmp_path / "states", swap_bytes=0) as engine:
         turn(engine, [], "../../x/\0")
     assert [file.parent.name for file in tmp_path.rglob("*.state")] == ["states"]
     assert (tmp_path / "states").stat().st_mode & 0o077 == 0
+
+
+def test_files_of_sessions_are_for_their_owner_alone(model: xLSTMLarge, tmp_path: Path) -> None:
+    """They say what was talked of. In a folder that was there before and that everybody may read, too."""
+    tmp_path.chmod(0o755)
+    with engine_of(model, swap_folder=tmp_path) as engine:
+        turn(engine, [])
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_what_a_killed_process_had_half_written_is_removed(model: xLSTMLarge, tmp_path: Path) -> None:
+    half, another = tmp_path / ".0123.state.4567", tmp_path / ".89ab.state.4568"
+    half.write_bytes(b"part")
+    another.write_bytes(b"being written now")
+    os.utime(half, (0, 0))
+    with engine_of(model, swap_folder=tmp_path) as engine:
+        assert not half.exists() and another.exists() and engine.metrics().swap_folder_bytes == 0
 
 
 def test_no_text_in_logs(model: xLSTMLarge, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -228,6 +228,25 @@ def test_structures_that_mean_nothing(structure: Structure) -> None:
         Structures(BYTES, VOCAB, ()).compile(structure)
 
 
+def test_structures_have_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request cannot have the others with structures wait for minutes, nor many fill the memory."""
+    xgrammar = pytest.importorskip("xgrammar")
+    limits, compiler = [], xgrammar.GrammarCompiler
+    monkeypatch.setattr(
+        xgrammar, "GrammarCompiler", lambda *rest, **options: limits.append(options) or compiler(*rest, **options)
+    )
+    structures = Structures(BYTES, VOCAB, ())
+    for structure in (
+        Structure("choice", [f"{n:08}" for n in range(9000)]),
+        Structure("regex", "a" * 65537),
+        Structure("json_schema", {"enum": ["a" * 70000]}),
+    ):
+        with pytest.raises(ValueError, match=r"^structure.value: expected at most 65536 characters, got \d{5}$"):
+            structures.compile(structure)
+    structures.compile(Structure("choice", ["a", "b"]))
+    assert limits[0]["cache_limit_bytes"] == 256 * 2**20
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     words = r'^structure: a text of a given form needs xgrammar: pip install "xlstm_hip\[structured\]"$'

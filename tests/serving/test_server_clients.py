@@ -83,7 +83,7 @@ def test_a_client_that_leaves_while_it_sends(engine: FakeEngine, server: LocalSe
 def test_hundreds_leave_in_mid_stream(engine: FakeEngine, server: LocalServer) -> None:
     """All that they had is given back, and one that stays has its whole answer."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        stays = ENDLESS | {"max_tokens": 300, "stream": False}
+        stays = ENDLESS | {"max_tokens": 100, "stream": False}
         answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=stays, timeout=60)
         clients = [server.connect() for _ in range(250)]
         for number, client in enumerate(clients):
@@ -92,7 +92,7 @@ def test_hundreds_leave_in_mid_stream(engine: FakeEngine, server: LocalServer) -
             if number % 5:
                 assert client.recv(100).startswith(b"HTTP/1.1 200")
             client.close()
-        assert len(answer.result().json()["choices"][0]["text"]) == 300
+        assert len(answer.result().json()["choices"][0]["text"]) == 100
     until(lambda: engine.running == 0 and server.state.door.inside == 0)
     assert len(engine.cancelled) == 250 and engine.finished == {"cancelled": 250, "length": 1}
     until(lambda: outcomes(server) == {"left": 250, "length": 1})
@@ -127,13 +127,16 @@ def test_a_client_that_does_not_read(engine: FakeEngine) -> None:
 
 
 def test_a_client_that_stops_reading_the_end(engine: FakeEngine) -> None:
-    """An answer that is written, but not read: its connection is not kept for ever."""
+    """An answer that is written, but not read: its connection is not kept for ever. Where the loop was late enough to
+    find all of the answer at once, it is the system that closes it.
+    """
     engine.step_seconds = 0.0
     with running(served_by(engine), Limits(stall_seconds=1.0)) as server:
         slow = server.connect(receive_buffer=4096)
         slow.sendall(raw(ENDLESS | {"max_tokens": 4000}))
         until(lambda: engine.finished == {"length": 1})
-        until(lambda: outcomes(server) == {"slow": 1}, 20)
+        until(lambda: server.connections == 0)
+        until(lambda: outcomes(server) in ({"slow": 1}, {"length": 1}))
         assert server.state.door.inside == 0
         slow.close()
 
@@ -141,9 +144,10 @@ def test_a_client_that_stops_reading_the_end(engine: FakeEngine) -> None:
 def test_a_body_that_does_not_arrive(engine: FakeEngine) -> None:
     with running(served_by(engine), Limits(body_seconds=0.3)) as server, server.connect() as client:
         client.sendall(raw(ENDLESS)[:-5])
-        answer = client.recv(65536)
+        answer = b""
+        while part := client.recv(65536):  # up to the end: what is left of it would be read as the next request
+            answer += part
         assert answer.startswith(b"HTTP/1.1 408") and b'"code":"body_timeout"' in answer
-        assert client.recv(100) == b""  # what is left of it would be read as the next request
 
 
 def test_a_body_without_an_end(engine: FakeEngine) -> None:

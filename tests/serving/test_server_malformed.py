@@ -59,7 +59,7 @@ def check(answer: httpx.Response) -> None:
         assert error.keys() == {"message", "type", "param", "code"} and error["message"] and len(answer.content) < 3000
 
 
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=75)
 @given(path=st.sampled_from(list(PATHS)), body=st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
 def test_bytes(path: str, body: bytes, http: httpx.Client) -> None:
     check(http.post(path, content=body, headers=HEADERS))
@@ -69,7 +69,7 @@ def written(value: Any) -> bytes:
     return json.dumps(value).encode()  # with NaN and Infinity, which are no JSON
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=100)
 @given(path=st.sampled_from(list(PATHS)), fields=st.dictionaries(st.sampled_from(FIELDS), values, max_size=4))
 def test_fields(path: str, fields: dict[str, Any], http: httpx.Client) -> None:
     """Any values in the place of the right ones."""
@@ -80,7 +80,7 @@ def test_fields(path: str, fields: dict[str, Any], http: httpx.Client) -> None:
     check(http.post(path, content=written(good | fields), headers=HEADERS))
 
 
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=75)
 @given(
     structure=st.sampled_from(["response_format", "structured_outputs", "stream_options", "logit_bias", "messages"]),
     value=st.dictionaries(
@@ -96,14 +96,14 @@ def test_fields_of_fields(structure: str, value: dict[str, Any], http: httpx.Cli
     check(http.post("/v1/chat/completions", content=written(body), headers=HEADERS))
 
 
-@settings(quick, max_examples=100)
+@settings(quick, max_examples=50)
 @given(content=values | st.lists(values | st.fixed_dictionaries({"type": values | st.just("text"), "text": values})))
 def test_contents_of_messages(content: Any, http: httpx.Client) -> None:
     body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
     check(http.post("/v1/chat/completions", content=written(body), headers=HEADERS))
 
 
-@settings(quick, max_examples=100)
+@settings(quick, max_examples=50)
 @given(cut=st.integers(0, 200), noise=st.binary(max_size=6))
 def test_requests_that_are_cut_or_damaged_on_the_wire(cut: int, noise: bytes, server: LocalServer) -> None:
     """Below the application: uvicorn's answer, an error of ours or a closed connection; then the next is served."""

@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
         yield served
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: ServedModel) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 

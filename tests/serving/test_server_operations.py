@@ -107,7 +107,10 @@ def test_files_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """The log as JSON."""
-    stream, before = io.StringIO(), [logging.getLogger(name) for name in ("xlstm_hip.serving", "uvicorn.error")]
+    stream, before = (
+        io.StringIO(),
+        [logging.getLogger(name) for name in ("xlstm_hip", "xlstm_hip.serving", "uvicorn.error")],
+    )
     kept = [(log, log.handlers[:], log.propagate, log.level, log.filters[:]) for log in before]
     monkeypatch.setattr(logs.sys, "stderr", stream)
     logs.set_up("json", "debug")
@@ -148,6 +151,12 @@ def test_a_line_for_each_request(logged: io.StringIO, http: httpx.Client, engine
     errors = [line for line in lines if line["level"] == "error"]
     assert "a secret of the inside" in errors[0]["traceback"] and "OSError: disk" in errors[1]["traceback"]
     assert errors[0]["request_id"] == requests[5]["request_id"]
+
+
+def test_what_the_engine_logs_has_the_same_form(logged: io.StringIO) -> None:
+    logging.getLogger("xlstm_hip").warning("out of memory: %s", "planted")
+    (line,) = [json.loads(line) for line in logged.getvalue().splitlines()]
+    assert line["event"] == "out of memory: planted" and line["level"] == "warning"
 
 
 def test_a_line_as_text() -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.fake_engine import FakeEngine, served_by
 from support.http_server import LocalServer, running, until
 from xlstm_hip.serving import EngineClosed, QueueFull, Structure
-from xlstm_hip.serving.server import Limits
+from xlstm_hip.serving.server import Limits, Served, openai_types
 
 ENGINE = FakeEngine()
 HELLO = [{"role": "user", "content": "hello"}]
@@ -27,12 +27,12 @@ def server() -> Iterator[LocalServer]:
         yield local
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: LocalServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http(server: LocalServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=20) as client:
         yield client
@@ -395,6 +395,26 @@ def test_of_several_prompts_all_are_taken_or_none(http: httpx.Client, monkeypatc
     assert answer.status_code == 429
     assert {request.id for request in ENGINE.requests[-2:]} <= ENGINE.cancelled
     until(lambda: ENGINE.running == 0)
+
+
+def test_too_many_prompts_are_refused_before_they_are_encoded(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "tokens_of", None)
+    answer = http.post("/v1/completions", json={"model": "fake", "prompt": ["a"] * 129})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "too_many_choices"
+
+
+def test_a_long_name_of_a_field_is_not_compared_whole(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+
+    def compared(name: str, *rest: Any) -> list[str]:
+        lengths.append(len(name))
+        return []
+
+    monkeypatch.setattr(openai_types.difflib, "get_close_matches", compared)
+    answer = http.post("/v1/completions", json={"model": "fake", "prompt": "a", "x" * 900: 1})
+    assert answer.status_code == 400 and lengths == [80] and len(answer.content) < 500
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,13 @@ from xlstm_hip.serving.server.serve import listen
 
 
 class LocalServer:
-    def __init__(self, state: ServerState, port: int) -> None:
-        self.state, self.port = state, port
+    def __init__(self, state: ServerState, port: int, server: uvicorn.Server) -> None:
+        self.state, self.port, self._server = state, port, server
         self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         client = socket.socket()
@@ -43,7 +47,7 @@ def running(
     thread.start()
     until(lambda: server.started)
     try:
-        yield LocalServer(state, listener.getsockname()[1])
+        yield LocalServer(state, listener.getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(20)

@@ -10,15 +10,16 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which then takes its place; after an error it is removed.
+def replacing(path: Path, permissions: int = 0o666) -> Iterator[Path]:
+    """A file beside `path` to write to, which then takes its place; after an error it is removed. Its permissions are
+    those of these that the umask allows.
 
     A reader of `path` sees either the old or the new contents, never a part.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.touch()
-        mode = beside.stat().st_mode  # what the umask allows; some libraries let the owner alone read
+        beside.touch(permissions)
+        mode = beside.stat().st_mode  # some libraries change it
         yield beside
         beside.chmod(mode)
         with beside.open("rb+") as written:

@@ -53,11 +53,13 @@ def save_state(
     tokens_read: int = 0,
     notes: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
+    private: bool = False,
 ) -> None:
     """Writes a state of the model to a file, which appears whole or not at all. Stream.save calls it with all it has.
 
     notes    anything that JSON can hold, for the reader
     facts    model_facts(model), from whoever saves many states of a model that does not change
+    private  whether its owner alone may read the file
     """
     try:
         notes_text = json.dumps(notes or {})
@@ -80,7 +82,7 @@ def save_state(
         "sha256": _hash(tensors),
     }
     try:
-        with replacing(Path(path)) as file:
+        with replacing(Path(path), 0o600 if private else 0o666) as file:
             save_file(tensors, file, metadata)
     except SafetensorError as error:  # a full disk, say, which is no OSError to it
         raise OSError(f"{path}: {error}") from None

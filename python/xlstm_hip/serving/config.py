@@ -36,7 +36,9 @@ class EngineConfig:
     prefix_cache_states   of one request at most: beyond, every second of them is dropped
     cache_answers         whether the state at an answer's end is kept, too. A conversation that goes on from it was
                           read in other pieces than its text at once, which may change last bits
-    swap_bytes            of host memory for states that left their slot: of sessions and of preempted requests
+    swap_bytes            of host memory for states that left their slot: of sessions and of preempted requests. With a
+                          swap_folder those on their way to and from files are beyond it: as much again or eight, and
+                          one for each slot
     swap_folder           a folder for states of sessions that swap_bytes does not hold; None: those are dropped
     swap_folder_bytes     of files in it at most
     speculation_tokens    that are guessed from what the text repeats, and checked in one call; 0: none. The answer is

@@ -58,7 +58,7 @@ class Engine:
         self._stepper = Stepper(model, tokenizer, config, self._structures, self._session_loaded, self._request_over)
         self._changed = threading.Condition()  # guards what follows
         self._submitted: deque[RunningRequest] = deque()
-        self._cancelled: list[str] = []
+        self._cancelled: dict[str, None] = {}
         self._loaded: list[str] = []
         self._ids: set[str] = set()  # of requests that are not over
         self._closing = self._draining = False
@@ -99,7 +99,7 @@ class Engine:
         """Ends a request at the next step, with the finish reason "cancelled". Unknown and finished ones: nothing."""
         with self._changed:
             if request_id in self._ids:
-                self._cancelled.append(request_id)
+                self._cancelled[request_id] = None
                 self._changed.notify_all()
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
@@ -144,6 +144,7 @@ class Engine:
             prefix_cache_misses=counts.prefix_misses,
             prefix_cache_tokens_saved=counts.tokens_saved,
             prefix_cache_bytes=cache.nbytes,
+            prefix_cache_limit=cache.limit,
             prefix_cache_states=len(cache),
             tokens_prefilled=counts.tokens_prefilled,
             tokens_generated=counts.tokens_generated,
@@ -210,6 +211,7 @@ class Engine:
     def _request_over(self, request_id: str) -> None:
         with self._changed:
             self._ids.discard(request_id)
+            self._cancelled.pop(request_id, None)  # or it would be of the next request of this id
 
     # ---- the thread
 
@@ -235,7 +237,7 @@ class Engine:
             for running in submitted:  # under the lock, which counts those that wait
                 self._stepper.take(running)
             self._submitted.clear()
-            self._cancelled, self._loaded = [], []
+            self._cancelled, self._loaded = {}, []
             closing, draining = self._closing, self._draining
         for session in loaded:
             self._stepper.session_loaded(session)

@@ -36,6 +36,7 @@ class Snapshot:
     prefix_cache_misses: int
     prefix_cache_tokens_saved: int
     prefix_cache_bytes: int
+    prefix_cache_limit: int  # bytes at most: prefix_cache_bytes of the configuration, less where memory ran out
     prefix_cache_states: int
     tokens_prefilled: int
     tokens_generated: int

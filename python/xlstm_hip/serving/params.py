@@ -13,11 +13,13 @@ from .._core.checks import one_of
 from ..models.text import TokenLogprob, check_stop_strings
 
 STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar")
+MOST_STOPS, LONGEST_STOP = 16, 1024  # all are compared after each token, while other requests wait
+MOST_PRIORITY = 2**31  # either way
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A form that the text must have.
+    """A form that the text must have; the engine takes up to 65536 characters of it.
 
     kind     "json_schema": value is a schema, as a dict or as JSON text; "json_object": any object, value None;
              "regex": value is a regular expression; "choice": value is a sequence of texts, of which one comes;
@@ -66,11 +68,25 @@ def _integer(name: str, value: Any, least: int | None = None) -> int:
     return int(value)
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def _can_be_written(text: str) -> bool:
     try:
-        return tuple(check_stop_strings(value))
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    try:
+        stops = tuple(check_stop_strings(value))
     except TypeError:
-        raise ValueError(f"{name}: expected a sequence of strings, got {value!r}") from None
+        raise ValueError(f"stop: expected a sequence of strings, got {value!r}") from None
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"stop: expected at most {MOST_STOPS} strings, got {len(stops)}")
+    longest = max(map(len, stops), default=0)
+    if longest > LONGEST_STOP:
+        raise ValueError(f"stop: expected at most {LONGEST_STOP} characters in a string, got {longest}")
+    return stops
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ class SamplingParams:
 
     temperature       0: the most probable token, whatever top_k, top_p and min_p are
     seed              the answer follows from it and the prompt, whatever is sampled beside it; None: any
-    stop              texts that end the answer, which is cut off before them
+    stop              texts that end the answer, which is cut off before them: up to 16, of up to 1024 characters
     stop_token_ids    tokens that end the answer, beside the model's end tokens
     ignore_eos        whether the model's end tokens do not end the answer
     logprobs          log-probabilities of the tokens under the model itself, and of so many of the most probable ones
@@ -119,7 +135,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if self.seed is not None:
             _integer("seed", self.seed)
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         one_of("ignore_eos", self.ignore_eos, (True, False))
         if self.logprobs is not None:
@@ -176,11 +192,15 @@ class Request:
             raise ValueError("tokens: expected at least one token, got none")
         if not isinstance(self.params, SamplingParams):
             raise ValueError(f"params: expected SamplingParams, got {self.params!r}")
-        _integer("priority", self.priority)
+        priority = _integer("priority", self.priority)
+        if abs(priority) > MOST_PRIORITY:
+            raise ValueError(f"priority: expected from {-MOST_PRIORITY} to {MOST_PRIORITY}, got {priority}")
         if self.deadline is not None:
             _number("deadline", self.deadline, 0, math.inf)
         if self.session is not None and (not isinstance(self.session, str) or not self.session):
             raise ValueError(f"session: expected None or a string of at least one character, got {self.session!r}")
+        if self.session is not None and not _can_be_written(self.session):  # its file's name is a hash of its bytes
+            raise ValueError(f"session: expected text that UTF-8 can write, got {self.session!r}")
 
 
 class Output(NamedTuple):

@@ -58,8 +58,8 @@ class Choice:
             self.counts = torch.zeros(vocab_size, device=device)
         if params.logit_bias:
             self.bias = torch.zeros(vocab_size, device=device)
-            for token, bias in params.logit_bias.items():
-                self.bias[token] = bias
+            tokens = torch.tensor(list(params.logit_bias), device=device)
+            self.bias[tokens] = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
 
     def add(self, token: int) -> None:
         """The token was drawn, and the next one may depend on it."""

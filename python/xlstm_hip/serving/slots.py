@@ -11,6 +11,7 @@ rounded up, gaps are masked, and a row moves only where the step then becomes on
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class KeptState:
     logits: Tensor | None  # (1, V)
     copied: torch.cuda.Event | None = None  # of a copy on the host: after it the host may read the state
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         logits = 0 if self.logits is None else self.logits.nbytes
         return self.tokens.nbytes + logits + state_bytes(self.state)
@@ -113,16 +114,16 @@ class Slots:
     def keep(self, id: str, tokens: np.ndarray, logits: Tensor | None, to_host: bool = False) -> KeptState:
         """A copy of the request's state, on the host or beside the slots; tokens are those that it has read."""
         kept = [x for layer in self.state_of(id).values() for x in layer]
-        logits = None if logits is None else logits.clone()
         copied = None
         if to_host and self._graphs:
             # Pinned: the copies are only queued here, and so are those back, behind them.
-            kept = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in kept]
-            logits = None if logits is None else logits.cpu()
+            kept = [_to_host(x) for x in kept]
+            logits = None if logits is None else _to_host(logits)
             copied = torch.cuda.Event()
             copied.record()
         else:
             kept = [x.clone() for x in kept]
+            logits = None if logits is None else logits.clone()
         state: State = {b: (kept[3 * n], kept[3 * n + 1], kept[3 * n + 2]) for n, b in enumerate(self._rows)}
         return KeptState(tokens.copy(), state, logits, copied)
 
@@ -191,6 +192,10 @@ class Slots:
 
     def _tensors(self, row: int) -> list[Tensor]:
         return [x for layer in self._view(row, row + 1).values() for x in layer]
+
+
+def _to_host(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
 
 def _rows_like(x: Tensor, rows: int) -> Tensor:

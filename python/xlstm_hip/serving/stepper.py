@@ -13,7 +13,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from ..models.tokenizer import Tokenizer
 from .config import EngineConfig
 from .metrics import Counts
 from .params import Output
-from .prefix_cache import KeptBoundaries, PrefixCache
+from .prefix_cache import HashedTokens, KeptBoundaries, PrefixCache
 from .running import RunningRequest
 from .sampler import Choice, Drawn, Sampler
 from .scheduler import Scheduler
@@ -77,10 +76,12 @@ class Stepper:
             config.slots, config.token_budget, config.prefill_chunk, config.ageing_seconds, config.preemption
         )
         self.cache = PrefixCache(config.prefix_cache_bytes, config.prefill_chunk)
-        self.swap = SwapStore(model, config.swap_bytes, config.swap_folder, config.swap_folder_bytes, on_loaded)
+        self.swap = SwapStore(
+            model, config.swap_bytes, config.swap_folder, config.swap_folder_bytes, config.slots, on_loaded
+        )
         self._sampler = Sampler(tokenizer)
         self.live: dict[str, RunningRequest] = {}
-        self._waits_for_session: dict[str, list[str]] = {}
+        self._asking: dict[str, set[str]] = {}  # by session: its requests that have not begun
         self._cache_on_host = config.prefix_cache_device == "host"
         self._good_steps = 0  # since memory ran out, or a slot was given back
         self.counts = Counts()
@@ -90,8 +91,8 @@ class Stepper:
     def take(self, running: RunningRequest) -> None:
         request = running.request
         ready = request.session is None or self.swap.ready(request.session)
-        if not ready and request.session is not None:
-            self._waits_for_session.setdefault(request.session, []).append(running.id)
+        if request.session is not None:
+            self._asking.setdefault(request.session, set()).add(running.id)
         deadline = None if request.deadline is None else running.arrived + request.deadline
         self.live[running.id] = running
         self.scheduler.add(running.id, len(running.to_read), running.arrived, request.priority, deadline, ready)
@@ -99,8 +100,20 @@ class Stepper:
 
     def session_loaded(self, session: str) -> None:
         """Requests that waited for its state may begin."""
-        for id in self._waits_for_session.pop(session, ()):
-            self.scheduler.set_ready(id)
+        asking = self._asking.get(session, ())
+        if asking and self.swap.ready(session):  # else it was read for those before them, and is read once more
+            for id in asking:
+                self.scheduler.set_ready(id)
+
+    def _asks_no_more(self, running: RunningRequest) -> None:
+        """The request has begun, or is over."""
+        session = running.request.session
+        asking = None if session is None else self._asking.get(session)
+        if session is not None and asking is not None and running.id in asking:
+            asking.remove(running.id)
+            if not asking:
+                del self._asking[session]
+                self.swap.unasked(session)
 
     def cancel(self, id: str) -> None:
         if id in self.live:
@@ -112,7 +125,7 @@ class Stepper:
 
     def fail(self, submitted: list[RunningRequest], error: Exception) -> None:
         """Tells all requests, and touches nothing else, as anything may be broken."""
-        for running in (*self.live.values(), *submitted):
+        for running in {one.id: one for one in (*self.live.values(), *submitted)}.values():
             self.counts.finished["error"] = self.counts.finished.get("error", 0) + 1
             self._on_over(running.id)
             try:
@@ -189,6 +202,7 @@ class Stepper:
             return
         running.boundaries = KeptBoundaries(self.cache, running.to_read, self._config.prefix_cache_states)
         of_session = None if request.session is None else self.swap.find(request.session)
+        self._asks_no_more(running)
         if of_session is not None and running.to_read.begins_with(of_session.tokens):
             self._go_on_from(running, of_session, ready)
         self._go_on_from_cache(running, ready)
@@ -259,7 +273,7 @@ class Stepper:
             for running in decoding:  # their states may be between two tokens
                 self._read_again(running, error if len(rows) == 1 else None)
             return len(rows)
-        ready.add(decoding, logits if batch.mask is None else logits[rows])
+        ready.add(decoding, logits if len(rows) == len(batch.ids) else logits[rows])
         return len(rows)
 
     # ---- speculation
@@ -345,7 +359,7 @@ class Stepper:
 
     # ---- states that are kept
 
-    def _keep(self, running: RunningRequest, text: Any, length: int, logits: Tensor) -> None:
+    def _keep(self, running: RunningRequest, text: HashedTokens, length: int, logits: Tensor) -> None:
         """Puts the request's state into the cache, if there is room."""
         if not self.cache.takes(self.slots.row_bytes) or self.cache.has(text, length):
             return
@@ -394,8 +408,9 @@ class Stepper:
         del self.live[running.id]
         if self.slots.has(running.id):
             self.slots.release(running.id)
-        elif not self.swap.drop(running.id) and running.request.session is not None:
-            self.swap.unasked(running.request.session)
+        else:
+            self.swap.drop(running.id)
+        self._asks_no_more(running)
         self.scheduler.remove(running.id)
         self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
         self._on_over(running.id)

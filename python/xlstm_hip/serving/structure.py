@@ -16,26 +16,35 @@ from .params import Structure
 
 NEEDED_BY = "structure: a text of a given form"
 WORD = 32  # bits of a word of a mask
+LONGEST = 65536  # characters of a structure: xgrammar takes some seconds for as many
+COMPILED_BYTES = 256 * 2**20  # of compiled structures that are kept
 
 
 class Structures:
-    """Compiles structures for a tokenizer. Compiled ones are kept by xgrammar."""
+    """Compiles structures for a tokenizer. Compiled ones are kept by xgrammar, the used last."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
         self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, list(ends)
         self._compiler: Any = None
 
     def compile(self, structure: Structure) -> Any:
-        """May take seconds. ValueError if the structure's value means nothing."""
+        """May take seconds. ValueError if the structure's value means nothing, or is too long."""
         xgrammar = optional_module("xgrammar", NEEDED_BY)
         if self._compiler is None:
-            self._compiler = xgrammar.GrammarCompiler(self._tokenizer_info(xgrammar), max_threads=1)
+            self._compiler = xgrammar.GrammarCompiler(
+                self._tokenizer_info(xgrammar), max_threads=1, cache_limit_bytes=COMPILED_BYTES
+            )
         value, compiler = structure.value, self._compiler
+        if structure.kind == "json_schema" and not isinstance(value, str):
+            value = json.dumps(value)
+        length = sum(map(len, value or ()))  # of a string or of all choices
+        if length > LONGEST:
+            raise ValueError(f"structure.value: expected at most {LONGEST} characters, got {length}")
         try:
             if structure.kind == "json_object":
                 return compiler.compile_json_schema('{"type": "object"}')
             if structure.kind == "json_schema":
-                return compiler.compile_json_schema(value if isinstance(value, str) else json.dumps(value))
+                return compiler.compile_json_schema(value)
             if structure.kind == "regex":
                 return compiler.compile_regex(value)
             if structure.kind == "choice":
@@ -69,7 +78,6 @@ class StructuredText:
         # Without an end token the text ends where nothing may follow.
         self._matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=not ends)
         self._words = torch.empty(-(-vocab_size // WORD), dtype=torch.int32)
-        self._ends = frozenset(ends)
 
     def allowed(self) -> Tensor:
         """A bit for each token, in words (V / 32) of int32: whether it may come next."""

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,13 +29,17 @@ from .slots import KeptState
 
 logger = logging.getLogger("xlstm_hip")
 SUFFIX = ".state"
+WRITING_SECONDS = 600.0  # after which nobody writes a file any more
 CPU = torch.device("cpu")
+MOST_WRITING = 8  # states that may wait for the disk, if as many bytes as host_bytes are fewer
 
 
 class SwapStore:
     """
-    host_bytes    of states in host memory at most; those being written to files are beyond it until they are
+    host_bytes    of states in host memory at most. Those being written to files are beyond it until they are, as many
+                  bytes again or MOST_WRITING states; a disk that is slower than that loses sessions
     folder        for the files of sessions; None: what host memory has no room for is dropped
+    most_loaded   states that are read from files for requests that wait, beyond host_bytes, too
     on_loaded     called from the other thread with a session whose file was read, or could not be
     """
 
@@ -44,12 +49,15 @@ class SwapStore:
         host_bytes: int,
         folder: str | os.PathLike[str] | None,
         folder_bytes: int,
+        most_loaded: int,
         on_loaded: Callable[[str], None],
     ) -> None:
         self._model, self._limit, self._folder_limit, self._on_loaded = model, host_bytes, folder_bytes, on_loaded
+        self._most_loaded = most_loaded
         self._held: dict[str, KeptState] = {}  # of preempted requests
         self._sessions: OrderedDict[str, KeptState] = OrderedDict()  # the used last at the end
         self._writing: dict[str, KeptState] = {}
+        self._asked: dict[str, None] = {}  # sessions whose file is to be read, in the order in which they came
         self._loading: set[str] = set()
         self._loaded: dict[str, KeptState] = {}  # until the request that asked has begun
         self._lock = threading.Lock()  # of all of these, and the counts
@@ -59,6 +67,9 @@ class SwapStore:
         if folder is not None:
             self._folder = Path(folder)
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for file in self._folder.glob(f".*{SUFFIX}.*"):  # of a process that was killed
+                if time.time() - file.stat().st_mtime > WRITING_SECONDS:
+                    file.unlink(missing_ok=True)
             found = [(file.stat().st_mtime, file.name, file.stat().st_size) for file in self._folder.glob(f"*{SUFFIX}")]
             self._files.update((name, size) for _, name, size in sorted(found))
             self._facts = model_facts(model)
@@ -108,6 +119,7 @@ class SwapStore:
             self._sessions[session] = state
             self._sessions.move_to_end(session)
             self._loaded.pop(session, None)
+            self._load_next()
             self.swapped_out += 1
         self._make_room()
 
@@ -116,13 +128,20 @@ class SwapStore:
         with self._lock:
             if self._folder is None or session in self._sessions or session in self._writing or session in self._loaded:
                 return True
-            if session in self._loading:
-                return False
-            if self._name(session) not in self._files:
-                return True
-            self._loading.add(session)
-        self._thread.submit(self._load, session)
+            if session not in self._asked and session not in self._loading:
+                if self._name(session) not in self._files:
+                    return True
+                self._asked[session] = None
+                self._load_next()
         return False
+
+    def _load_next(self) -> None:
+        """Under the lock: has files read while there is room for what is in them."""
+        while self._asked and len(self._loading) + len(self._loaded) < self._most_loaded:
+            session = next(iter(self._asked))
+            del self._asked[session]
+            self._loading.add(session)
+            self._thread.submit(self._load, session)
 
     def find(self, session: str) -> KeptState | None:
         """The session's state, which stays what it is until the next one is kept."""
@@ -130,6 +149,7 @@ class SwapStore:
             loaded = self._loaded.pop(session, None)
             if loaded is not None:
                 self._sessions[session] = loaded
+                self._load_next()
             state = self._sessions.get(session) or self._writing.get(session)
             if session in self._sessions:
                 self._sessions.move_to_end(session)
@@ -139,9 +159,12 @@ class SwapStore:
         return state
 
     def unasked(self, session: str) -> None:
-        """The request that asked is over before it began: what was read for it is not kept."""
+        """No request waits for it any more: what was read for those that did, or is being read, is not kept."""
         with self._lock:
+            self._asked.pop(session, None)
+            self._loading.discard(session)
             self._loaded.pop(session, None)
+            self._load_next()
 
     def close(self) -> None:
         """Writes the sessions in host memory to files, if there is a folder, and ends the thread."""
@@ -162,10 +185,13 @@ class SwapStore:
                 if size <= self._limit or not self._sessions:
                     return
                 oldest = next(iter(self._sessions))
-                if self._folder is None:
+                writing = sum(state.nbytes for state in self._writing.values())
+                is_slow = len(self._writing) >= MOST_WRITING and writing > self._limit
+                if self._folder is None or is_slow:
                     del self._sessions[oldest]
                     self.failures += 1
-                    logger.warning("swap_bytes: no room for the state of a session, which will be read again")
+                    why = "swap_folder: too slow, and swap_bytes" if is_slow else "swap_bytes"
+                    logger.warning("%s: no room for the state of a session, which will be read again", why)
                     continue
             self._write_in_background(oldest)
 
@@ -188,6 +214,7 @@ class SwapStore:
             save_state(
                 file, self._model, state.state, logits=state.logits, tokens_read=len(state.tokens),
                 notes={"session": session, "tokens": state.tokens.tolist()}, facts=self._facts,
+                private=True,
             )  # fmt: skip
             size = file.stat().st_size
         except Exception as error:  # a disk may be full: this session's affair alone
@@ -209,13 +236,17 @@ class SwapStore:
     def _load(self, session: str) -> None:
         assert self._folder is not None
         file = self._folder / self._name(session)
+        with self._lock:
+            if session not in self._loading:  # nobody waits for it any more
+                return
         try:
             saved = load_state(file, self._model, self._facts, CPU)
             if saved.notes.get("session") != session:
                 raise ValueError(f"{file}: expected the state of another session")
             state = KeptState(as_array(saved.notes["tokens"]), saved.state, saved.logits)
             with self._lock:
-                self._loaded[session] = state
+                if session in self._loading and session not in self._sessions:
+                    self._loaded[session] = state
         except Exception as error:  # damaged, of other weights, or removed
             logger.warning("swap_folder: the state of a session was not read, its text will be: %s", error)
             with self._lock:
@@ -224,6 +255,7 @@ class SwapStore:
         finally:
             with self._lock:
                 self._loading.discard(session)
+                self._load_next()
             self._on_loaded(session)
 
     def _forget_file(self, file: Path) -> None:

@@ -4,14 +4,11 @@
 from .app import create_app
 from .auth import Keys, load_keys
 from .limits import Limits
-from .logs import FORMATS, LEVELS
 from .serve import ServerOptions, serve
 from .served import Served
 from .state import ServerState
 
 __all__ = [
-    "FORMATS",
-    "LEVELS",
     "Keys",
     "Limits",
     "Served",

@@ -48,7 +48,7 @@ def _refused(message: str) -> ApiError:
 def load_keys(file: Path | None) -> Keys:
     """Of a file with a key a line, in which # begins a comment line, or else of the variable, with commas between."""
     if file is None:
-        source, listed = VARIABLE, os.environ.get("XLSTM_HIP_API_KEYS", "").split(",")
+        source, listed = VARIABLE, os.environ.get(VARIABLE, "").split(",")
         if not any(key.strip() for key in listed):
             return Keys()
     else:

@@ -18,7 +18,7 @@ from .errors import ApiError, ClientLeft, of_value_error, wrong
 from .generation import ENDED, Generation, failure_of
 from .logs import Record
 from .openai_types import SamplingBody, parse
-from .sampling_fields import requests_of, structure_of
+from .sampling_fields import check_counts, requests_of, structure_of
 from .served import Served
 from .state import ServerState
 from .streaming import EventStream, watch
@@ -39,6 +39,7 @@ async def generate(
     fields = await read_json(request, state.limits.max_body_bytes, state.limits.body_seconds)
     body = parse(kind, fields, state.lenient)
     served.check_name(body.model)
+    check_counts(body, state.limits)
     record.user, record.streamed = body.user, body.stream
     answer_id = f"{prefix}-{uuid.uuid4().hex}"
 

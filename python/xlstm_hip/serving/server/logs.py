@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 logger = logging.getLogger("xlstm_hip.serving")
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass
@@ -92,10 +90,10 @@ def _not_of_slow_clients(record: logging.LogRecord) -> bool:
 
 
 def set_up(kind: str, level: str) -> None:
-    """Lines on stderr, of the server and of uvicorn."""
+    """Lines on stderr, of the server, of the package beside it (its engine, say) and of uvicorn."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if kind == "json" else _Text("%(asctime)s %(levelname)s %(message)s"))
-    for log in (logger, logging.getLogger("uvicorn.error")):
+    for log in (logger, logging.getLogger("xlstm_hip"), logging.getLogger("uvicorn.error")):
         log.handlers[:] = [handler]
         log.propagate = False
     logger.setLevel(level.upper())

@@ -20,6 +20,7 @@ GAUGES = {
     "slots_used": ("slots_used", "Slots of state in use"),
     "slots_total": ("slots", "Slots of state"),
     "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of kept states"),
+    "prefix_cache_limit": ("prefix_cache_limit_bytes", "Bytes that they may have"),
     "prefix_cache_states": ("prefix_cache_states", "Kept states of prompts"),
     "swap_host_bytes": ("swap_host_bytes", "Host memory of states that left their slot"),
     "swap_folder_bytes": ("swap_folder_bytes", "Bytes of files of states of sessions"),

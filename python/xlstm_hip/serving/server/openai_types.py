@@ -277,7 +277,7 @@ def parse(kind: type[Body], fields: dict[str, Any], lenient: bool) -> Body:
 
 
 def _unknown(name: str, known: set[str]) -> ApiError:
-    like = difflib.get_close_matches(name, known, 1)
+    like = difflib.get_close_matches(name[:80], known, 1)
     hint = f"; did you mean {like[0]}?" if like else ""
     return ApiError(400, f"{name[:80]}: unknown field{hint}", param=name[:80], code="unknown_parameter")
 

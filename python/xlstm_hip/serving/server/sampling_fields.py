@@ -96,7 +96,8 @@ def structure_of(body: SamplingBody) -> tuple[str, tuple[str, Any] | None]:
     return found[0] if found else ("response_format", None)
 
 
-def check_counts(body: SamplingBody, prompts: int, limits: Limits) -> None:
+def check_counts(body: SamplingBody, limits: Limits) -> None:
+    prompts = len(body.prompt) if isinstance(body, CompletionBody) else 1
     if prompts * body.n > limits.max_choices:
         text = f"expected at most {limits.max_choices} answers, got {prompts} prompts with n = {body.n}"
         raise wrong("n", text, code="too_many_choices")
@@ -120,7 +121,6 @@ def requests_of(
 ) -> tuple[list[Request], dict[str, str]]:
     """The engine's requests, n after one another for each prompt, and what this request calls their arguments."""
     tokens_name = "messages" if isinstance(body, ChatBody) else "prompt"
-    check_counts(body, len(prompts), limits)
     for tokens in prompts:
         check_length(tokens, tokens_name, limits)
     most, most_name = max_tokens_of(body, limits)
