@@ -148,6 +148,28 @@ def test_a_session_goes_on_with_the_same_bits(where: str, state_dtype: str, tmp_
     assert engine.metrics().swap_failures == 0
 
 
+def test_a_state_that_was_being_written_is_found_after_it_was(
+    model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that came while the file was written is not told to wait, and begins when the writing is over."""
+    may_write, save = threading.Event(), swap.save_state
+
+    def save_late(*args: Any, **options: Any) -> None:
+        assert may_write.wait(30)
+        save(*args, **options)
+
+    monkeypatch.setattr(swap, "save_state", save_late)
+    with engine_of(model, prefix_cache_bytes=0, swap_bytes=0, swap_folder=tmp_path) as engine:
+        text, _ = turn(engine, [])
+        store = engine._stepper.swap
+        assert store.ready("s")
+        may_write.set()
+        store._thread.submit(lambda: None).result(30)
+        assert engine.metrics().swap_folder_bytes > 0
+        found = store.find("s")
+        assert found is not None and len(found.tokens) == len(text) - 1
+
+
 def test_sessions_move_to_files_where_memory_is_full(model: xLSTMLarge, tmp_path: Path) -> None:
     size = one_state(model)
     options = {"prefix_cache_bytes": 0, "swap_bytes": 3 * size, "swap_folder": tmp_path}

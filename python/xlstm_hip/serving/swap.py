@@ -79,7 +79,7 @@ class SwapStore:
     def host_bytes(self) -> int:
         with self._lock:
             kept = (*self._held.values(), *self._sessions.values(), *self._writing.values(), *self._loaded.values())
-            return sum(state.nbytes for state in kept)
+            return sum({id(state): state.nbytes for state in kept}.values())
 
     @property
     def folder_bytes(self) -> int:
@@ -126,7 +126,10 @@ class SwapStore:
     def ready(self, session: str) -> bool:
         """Whether find has an answer now. If not, the session's file is being read, and on_loaded follows."""
         with self._lock:
-            if self._folder is None or session in self._sessions or session in self._writing or session in self._loaded:
+            if self._folder is None or session in self._sessions or session in self._loaded:
+                return True
+            if session in self._writing:  # which may be over before find is called
+                self._loaded[session] = self._writing[session]
                 return True
             if session not in self._asked and session not in self._loading:
                 if self._name(session) not in self._files:
