@@ -34,6 +34,18 @@ def one_state(model: xLSTMLarge) -> int:
         return engine._stepper.slots.row_bytes
 
 
+def held_up(name: str, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Calls of swap's save_state or load_state wait for this event."""
+    go_on, call = threading.Event(), getattr(swap, name)
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        assert go_on.wait(30)
+        return call(*arguments, **named)
+
+    monkeypatch.setattr(swap, name, late)
+    return go_on
+
+
 # ---- the prefix cache
 
 
@@ -152,13 +164,7 @@ def test_a_state_that_was_being_written_is_found_after_it_was(
     model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that came while the file was written is not told to wait, and begins when the writing is over."""
-    may_write, save = threading.Event(), swap.save_state
-
-    def save_late(*args: Any, **options: Any) -> None:
-        assert may_write.wait(30)
-        save(*args, **options)
-
-    monkeypatch.setattr(swap, "save_state", save_late)
+    may_write = held_up("save_state", monkeypatch)
     with engine_of(model, prefix_cache_bytes=0, swap_bytes=0, swap_folder=tmp_path) as engine:
         text, _ = turn(engine, [])
         store = engine._stepper.swap
@@ -267,13 +273,7 @@ def test_a_request_that_waits_for_its_file_can_be_cancelled(
     options = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
     with engine_of(model, **options) as engine:
         text, _ = turn(engine, [])
-    go_on, load = threading.Event(), swap.load_state
-
-    def slow(*arguments: Any) -> Any:
-        assert go_on.wait(30)
-        return load(*arguments)
-
-    monkeypatch.setattr(swap, "load_state", slow)
+    go_on = held_up("load_state", monkeypatch)
     with engine_of(model, **options) as engine:
         answers = Answers()
         engine.submit(Request("waits", text, SAMPLED, session="s"), answers)
@@ -303,13 +303,7 @@ def test_what_was_read_for_requests_that_are_over_is_not_kept(
     """They left while the file was being read: many such could fill the memory."""
     options: dict[str, Any] = {"prefix_cache_bytes": 0, "swap_bytes": 0, "swap_folder": tmp_path}
     texts = files_of_sessions(model, 6, **options)
-    go_on, load = threading.Event(), swap.load_state
-
-    def slow(*arguments: Any) -> Any:
-        assert go_on.wait(30)
-        return load(*arguments)
-
-    monkeypatch.setattr(swap, "load_state", slow)
+    go_on = held_up("load_state", monkeypatch)
     with engine_of(model, **options) as engine:
         answers = Answers()
         for session, text in texts.items():
@@ -345,13 +339,7 @@ def test_a_slow_disk_does_not_fill_the_memory(
     model: xLSTMLarge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = one_state(model)
-    go_on, save = threading.Event(), swap.save_state
-
-    def slow(*arguments: Any, **named: Any) -> None:
-        assert go_on.wait(30)
-        save(*arguments, **named)
-
-    monkeypatch.setattr(swap, "save_state", slow)
+    go_on = held_up("save_state", monkeypatch)
     with engine_of(model, prefix_cache_bytes=0, swap_bytes=3 * size, swap_folder=tmp_path) as engine:
         try:
             for n in range(20):

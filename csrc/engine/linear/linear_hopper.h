@@ -23,7 +23,7 @@
 //   cluster_sync    all: no block reads its stages any more    all          once; not for one part
 //   bar 1           consumers: the block's sums are stored     consumers    once; not for one part
 //   received        the producer, with the bytes of all parts  consumers    once; not for one part
-//   bar 1           consumers: nothing in LDS is read any more consumers    once
+//   bar 1           consumers: nothing of LDS is read now      consumers    once
 //   bar 1           consumers: y is in LDS                     consumers    once
 //   cluster_sync    all: no block is read from any more        all          once; not for one part
 //

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 import time
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Choice:
     started: bool = False  # whether its first event was written
 
 
-class Answer:
+class Answer(abc.ABC):
     """An answer's choices, as they come."""
 
     streamed: str  # the events' kind of object
@@ -108,12 +109,13 @@ class Answer:
         choices = [self.choice(number, choice) for number, choice in enumerate(self.choices)]
         return self._envelope(self.whole, choices) | {"usage": self.usage()}
 
+    @abc.abstractmethod
     def events(self, choice: int, output: Output) -> list[dict[str, Any]]:
         """Of an output of an answer that is streamed."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def choice(self, number: int, choice: Choice) -> dict[str, Any]:
-        raise NotImplementedError
+        """A choice of an answer that comes whole."""
 
     def token_bytes(self, token: int, text: str) -> list[int] | None:
         """The bytes of a token's text, None where they are only part of a character and so not known from it."""

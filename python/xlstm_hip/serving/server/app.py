@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import HTTPException
@@ -23,8 +23,11 @@ from .errors import ApiError, wrong
 from .generate import generate
 from .openai_types import ApiBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse, schema_of
 from .sampling_fields import check_length
+from .served import Served
 from .state import ServerState, record_of
 from .tracing import Spans
+
+TokensBody = TypeVar("TokensBody", TokenizeBody, DetokenizeBody)
 
 # The page loads nothing from elsewhere and talks to this server alone.
 PAGE_POLICY = (
@@ -99,14 +102,19 @@ def _add_api(app: FastAPI, state: ServerState) -> None:
         served.check_name(name)
         return JSONResponse(served.card(state.limits.max_prompt_tokens))
 
-    @app.post("/tokenize", openapi_extra=_body(TokenizeBody))
-    async def _tokenize(request: Request) -> Response:
+    async def read_body(request: Request, kind: type[TokensBody]) -> tuple[Served, TokensBody]:
+        """Of a request that does not go through the engine, and may leave out the model."""
         state.keys.check(request)
         served = state.ready()
         fields = await read_json(request, state.limits.max_body_bytes, state.limits.body_seconds)
-        body = parse(TokenizeBody, fields, state.lenient)
+        body = parse(kind, fields, state.lenient)
         if body.model is not None:
             served.check_name(body.model)
+        return served, body
+
+    @app.post("/tokenize", openapi_extra=_body(TokenizeBody))
+    async def _tokenize(request: Request) -> Response:
+        served, body = await read_body(request, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise wrong("prompt", "expected either prompt or messages")
         if body.prompt is not None:
@@ -125,12 +133,7 @@ def _add_api(app: FastAPI, state: ServerState) -> None:
 
     @app.post("/detokenize", openapi_extra=_body(DetokenizeBody))
     async def _detokenize(request: Request) -> Response:
-        state.keys.check(request)
-        served = state.ready()
-        fields = await read_json(request, state.limits.max_body_bytes, state.limits.body_seconds)
-        body = parse(DetokenizeBody, fields, state.lenient)
-        if body.model is not None:
-            served.check_name(body.model)
+        served, body = await read_body(request, DetokenizeBody)
         check_length(body.tokens, "tokens", state.limits)
         served.check_tokens("tokens", body.tokens)
         return JSONResponse({"prompt": await asyncio.to_thread(served.tokenizer.decode, body.tokens)})
