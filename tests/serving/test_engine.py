@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -457,11 +458,12 @@ def test_a_failure_of_the_thread_is_told_to_all(model: xLSTMLarge, monkeypatch: 
 # ---- for long
 
 
-def test_many_short_requests_leave_nothing_behind(model: xLSTMLarge) -> None:
+def test_many_short_requests_leave_nothing_behind(model: xLSTMLarge, request: pytest.FixtureRequest) -> None:
     """Two threads submit and cancel at random; slots and tensors are back where they were."""
-    import gc
-
     answers = Answers()
+    gc.collect()
+    gc.freeze()  # other tests' tensors, some of which end in the meantime, are not counted
+    request.addfinalizer(gc.unfreeze)
 
     def tensors() -> int:
         gc.collect()
@@ -498,5 +500,5 @@ def test_many_short_requests_leave_nothing_behind(model: xLSTMLarge) -> None:
         assert metrics.requests_accepted == sum(metrics.requests_finished.values()) == 1100
         assert metrics.requests_finished["cancelled"] > 25 and "error" not in metrics.requests_finished
         assert metrics.prefix_cache_bytes <= 300_000
-        # The cache, the sessions and the slots' views hold tensors, of which there is a most.
-        assert abs(tensors() - before) < 400
+        # The cache and the sessions hold up to some tensors more or less: requests that left one each would be 900.
+        assert tensors() - before < 400
