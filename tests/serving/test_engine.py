@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import time
@@ -89,6 +90,40 @@ def test_the_tokens_of_generate() -> None:
             repetition_penalty=params.repetition_penalty,
         )  # fmt: skip
         assert answers.tokens(request.id) == want.tokens[0].tolist()
+
+
+@pytest.mark.parametrize("changes", [{}, {"speculation_tokens": 3}], ids=str)
+def test_an_answer_goes_on_elsewhere(changes: dict[str, Any]) -> None:
+    """After its first token, half of them and all but one: the same tokens, whatever they depend on."""
+    model = serving_model(torch.float64)
+    requests = [request for request in unlike_requests(logprobs=1) if request.params.max_tokens > 2]
+    with engine_of(model, **changes) as engine, engine_of(model, **changes) as other:
+        whole = ask(engine, *requests)
+        for share in (0.01, 0.5, 1):
+            answered = {one.id: whole.tokens(one.id)[: 1 + int(share * (one.params.max_tokens - 2))] for one in requests}
+            rest = ask(other, *(dataclasses.replace(one, answered=answered[one.id]) for one in requests))
+            for request in requests:
+                id = request.id
+                assert answered[id] + rest.tokens(id) == whole.tokens(id)
+                assert whole.text(id).endswith(rest.text(id)) and len(rest.logprobs(id)) == len(rest.tokens(id))
+                assert rest.outputs[id][-1].new_tokens == len(whole.tokens(id))
+
+
+def test_text_that_was_held_back_goes_on_elsewhere(model: xLSTMLarge) -> None:
+    """In the middle of a character, of what may become a stop string, and of a structure."""
+    pytest.importorskip("xgrammar")
+    params = SamplingParams(50, structure=Structure("choice", ["aä€ bcd"]), seed=1, stop=("bcx", "cd"))
+    with engine_of(model) as engine:
+        whole = ask(engine, Request("a", [5], params))
+        tokens = whole.tokens("a")
+        for count in range(1, len(tokens)):
+            rest = ask(engine, Request("a", [5], params, answered=tokens[:count]))
+            delivered = "".join(output.text for output in whole.outputs["a"][:count])
+            assert delivered + rest.text("a") == whole.text("a") and rest.outputs["a"][-1].stop == "cd"
+        with pytest.raises(ValueError, match=r"answered: expected tokens that do not end the answer, as token 100 does"):
+            engine.submit(Request("a", [5], params, answered=tokens), print)
+        with pytest.raises(ValueError, match="answered: expected token ids from 0 to 255, got 256"):
+            engine.submit(Request("a", [5], answered=[256]), print)
 
 
 def test_states_in_bfloat16() -> None:

@@ -44,7 +44,8 @@ class Answers:
             outputs = self.outputs.setdefault(output.id, [])
             assert not outputs or outputs[-1].finish_reason is None, "an output after the last one"
             outputs.append(output)
-            assert output.new_tokens == sum(len(one.tokens) for one in outputs)
+            before = outputs[0].new_tokens - len(outputs[0].tokens)  # of a request that goes on with an answer
+            assert output.new_tokens == before + sum(len(one.tokens) for one in outputs)
             self._over.notify_all()
 
     def wait(self, *ids: str, seconds: float = 30.0) -> list[Output]:

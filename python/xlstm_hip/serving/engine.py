@@ -188,6 +188,7 @@ class Engine:
                 raise ValueError(f"{name}: expected at most {most} {what}".rstrip() + f", got {value}")
         for name, ids in (
             ("tokens", request.tokens),
+            ("answered", request.answered),
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", params.logit_bias),
         ):

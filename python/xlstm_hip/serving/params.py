@@ -175,6 +175,8 @@ class Request:
     deadline    seconds from its submission, after which it ends with the finish reason "deadline"; None: never
     session     a name under which the state at the answer's end is kept for the next request of that name, whose tokens
                 begin with this one's prompt and answer: only what follows is read. The tokens are always the whole text
+    answered    tokens of the answer that are known already, from an engine that ended: the answer goes on after them as
+                it would have there, given the same seed. max_tokens counts them, and outputs have what comes after
     """
 
     id: str
@@ -183,6 +185,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     session: str | None = None
+    answered: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -201,6 +204,11 @@ class Request:
             raise ValueError(f"session: expected None or a string of at least one character, got {self.session!r}")
         if self.session is not None and not _can_be_written(self.session):  # its file's name is a hash of its bytes
             raise ValueError(f"session: expected text that UTF-8 can write, got {self.session!r}")
+        object.__setattr__(self, "answered", token_ids("answered", self.answered))
+        if len(self.answered) >= self.params.max_tokens:
+            raise ValueError(
+                f"answered: expected fewer tokens than max_tokens = {self.params.max_tokens}, got {len(self.answered)}"
+            )
 
 
 class Output(NamedTuple):

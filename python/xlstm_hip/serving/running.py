@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..models.text import TextWriter, TokenLogprob
@@ -48,6 +48,8 @@ class RunningRequest:
         self.choice: Choice | None = None  # from its admission on
         self.draft: NgramDraft | None = None  # from then on, with speculation
         self.boundaries: KeptBoundaries | None = None
+        if request.answered:
+            self._go_on_after(request.answered)
 
     @property
     def id(self) -> str:
@@ -67,6 +69,14 @@ class RunningRequest:
         self.to_read, self.read = self.text_read(), 0
         if not self.generated:
             self.cached = 0
+
+    def _go_on_after(self, answered: Sequence[int]) -> None:
+        for token in answered:
+            self._writer.add(token)  # its text was delivered elsewhere
+            if token in self._ends or self._writer.stopped_by is not None:
+                raise ValueError(f"answered: expected tokens that do not end the answer, as token {token} does")
+        self.generated.extend(answered)
+        self.read_again()
 
     def add(self, drawn: Drawn) -> Output:
         """What the next token makes known."""

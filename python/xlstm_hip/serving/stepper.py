@@ -192,8 +192,10 @@ class Stepper:
         if running.choice is None:
             structure = None if running.compiled is None else self._structures.follow(running.compiled)
             running.choice = Choice(request.params, request.tokens, self._vocab_size, self._device, structure)
+            for token in request.answered:
+                running.choice.add(token)
             if self._config.speculation_tokens:
-                running.draft = NgramDraft(request.tokens)
+                running.draft = NgramDraft((*request.tokens, *request.answered))
         held = self.swap.release(running.id)
         if held is not None:
             self.slots.load(running.id, held.state)
