@@ -100,7 +100,9 @@ def test_an_answer_goes_on_elsewhere(changes: dict[str, Any]) -> None:
     with engine_of(model, **changes) as engine, engine_of(model, **changes) as other:
         whole = ask(engine, *requests)
         for share in (0.01, 0.5, 1):
-            answered = {one.id: whole.tokens(one.id)[: 1 + int(share * (one.params.max_tokens - 2))] for one in requests}
+            answered = {
+                one.id: whole.tokens(one.id)[: 1 + int(share * (one.params.max_tokens - 2))] for one in requests
+            }
             rest = ask(other, *(dataclasses.replace(one, answered=answered[one.id]) for one in requests))
             for request in requests:
                 id = request.id
@@ -120,7 +122,9 @@ def test_text_that_was_held_back_goes_on_elsewhere(model: xLSTMLarge) -> None:
             rest = ask(engine, Request("a", [5], params, answered=tokens[:count]))
             delivered = "".join(output.text for output in whole.outputs["a"][:count])
             assert delivered + rest.text("a") == whole.text("a") and rest.outputs["a"][-1].stop == "cd"
-        with pytest.raises(ValueError, match=r"answered: expected tokens that do not end the answer, as token 100 does"):
+        with pytest.raises(
+            ValueError, match=r"answered: expected tokens that do not end the answer, as token 100 does"
+        ):
             engine.submit(Request("a", [5], params, answered=tokens), print)
         with pytest.raises(ValueError, match="answered: expected token ids from 0 to 255, got 256"):
             engine.submit(Request("a", [5], answered=[256]), print)

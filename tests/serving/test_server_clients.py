@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from support.fake_engine import FakeEngine, served_by
-from support.http_server import LocalServer, post, running, until
+from support.http_server import LocalServer, post, running
+from support.serving import until
 from xlstm_hip.serving.server import Limits
 from xlstm_hip.serving.server.completions import CompletionAnswer
 from xlstm_hip.serving.server.generation import Generation

@@ -18,7 +18,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.fake_engine import FakeEngine, served_by
-from support.http_server import LocalServer, post, running, until
+from support.http_server import LocalServer, post, running
+from support.serving import until
 from xlstm_hip import cli
 from xlstm_hip._core.extras import EXTRA_OF
 from xlstm_hip.serving.server import Keys, auth, load_keys, logs
@@ -269,6 +270,9 @@ def test_options_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--template", "none.jinja"], 1, "--template: expected a file, got 'none.jinja'"),
         (["--api-key-file", str(tmp_path / "none")], 1, "--api-key-file: No such file or directory"),
         (["--swap-folder", str(tmp_path / "none")], 1, "--swap-folder: expected a folder"),
+        (["--engines", "0"], 2, "--engines: expected a whole number >= 1, got '0'"),
+        (["--engines", "2", "--device", "cuda:0"], 1, "--device: expected cpu or cuda with --engines 2, got 'cuda:0'"),
+        (["--engines", "99", "--device", "cuda"], 1, "--engines: expected at most as many as there are GPUs, "),
         (["--token-budget", "5"], 1, "--token-budget: expected at least prefill_chunk"),
         (["--revision", "x"], 1, "revision"),
     ):

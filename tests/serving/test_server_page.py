@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from support.fake_engine import FakeEngine, served_by
-from support.http_server import LocalServer, running, until
+from support.http_server import LocalServer, running
+from support.serving import until
 from xlstm_hip._core.extras import is_installed
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

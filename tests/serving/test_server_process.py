@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.http_server import post, until
+from support.http_server import post
 from support.served_model import DEMO, ServedModel, served_model
+from support.serving import until
 from support.terminal import command
 
 BODY = {"model": "demo", "prompt": "In the beginning", "temperature": 0.8, "ignore_eos": True, "stream": True}
@@ -132,6 +134,45 @@ def test_killed_under_load(tmp_path: Path) -> None:
         after = Stream(again.url, 20)
         after.join(60)
         assert after.text.endswith("data: [DONE]\n\n")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+def test_an_engine_killed_under_load(tmp_path: Path) -> None:
+    """Of two: nobody notices but the log and the metrics; sessions lie in a folder each; the end leaves no process."""
+    swap = tmp_path / "swap"
+    swap.mkdir()
+    options = ("--engines", 2, "--slots", 4, "--swap-folder", swap, "--swap-mb", 0)
+    with served_model(tmp_path, *options) as server:
+        replicas = [
+            pid for pid in children(server.process.pid) if b"replica" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert len(replicas) == 2
+        streams = [Stream(server.url, 400) for _ in range(10)]
+        begun(streams)
+        os.kill(replicas[0], signal.SIGKILL)
+        body = {name: value for name, value in BODY.items() if name != "stream"}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body | {"session": "s", "max_tokens": 5}, timeout=60)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 5
+        for stream in streams:
+            stream.join(90)
+            assert stream.text.endswith("data: [DONE]\n\n") and not stream.error
+            assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
+            assert len("".join(event["choices"][0]["text"] for event in stream.events)) == 400
+        until(lambda: metrics(server)["xlstm_hip_replicas_up"] == 2)
+        until(lambda: metrics(server)["xlstm_hip_slots_used"] == 0)
+        found = metrics(server)
+        assert found["xlstm_hip_replica_restarts_total"] == 1 and found["xlstm_hip_requests_continued_total"] > 0
+        left = children(server.process.pid)
+        os.kill(left[0], signal.SIGTERM)  # which a service's stop sends to all its processes
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0 and not any(Path(f"/proc/{pid}").exists() for pid in left)
+    errors = [line["event"] for line in events(server) if line["level"] == "error"]
+    assert len(errors) == 1 and errors[0].startswith("replica ") and "(signal SIGKILL)" in errors[0]
+    assert len(list(swap.glob("engine-*"))) == 2 and len(list(swap.glob("engine-*/*.state"))) == 1
 
 
 def test_hundreds_leave_in_mid_stream(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from support.fake_engine import FakeEngine, served_by
-from support.http_server import LocalServer, running, until
+from support.http_server import LocalServer, running
+from support.serving import until
 from xlstm_hip.serving import EngineClosed, QueueFull, Structure
 from xlstm_hip.serving.server import Limits, Served, openai_types
 

@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from support.fake_engine import FakeEngine, served_by
-from support.http_server import running, until
+from support.http_server import running
 from support.served_model import served_model
+from support.serving import until
 from xlstm_hip import cli
 from xlstm_hip.serving.server.tracing import Spans
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 
+from support.serving import until
 from xlstm_hip.serving.server import Keys, Limits, Served, ServerState, create_app
 from xlstm_hip.serving.server.serve import listen
 
@@ -52,14 +52,6 @@ def running(
         server.should_exit = True
         thread.join(20)
         listener.close()
-
-
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    """Waits until something is true, or fails."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"still not true after {seconds} s"
-        time.sleep(0.01)
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from support.http_server import until
+from support.serving import until
 from support.terminal import command
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

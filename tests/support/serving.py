@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,3 +105,36 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 def all_of(requests: Sequence[Request]) -> list[str]:
     return [request.id for request in requests]
+
+
+def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+    """Waits until something is true, or fails."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"still not true after {seconds} s"
+        time.sleep(0.01)
+
+
+def start_engine(changes: dict[str, Any], fault: str, number: int) -> Engine:
+    """For a replica: with changes of SMALL_ENGINE, and a fault.
+
+    broken     replica 1 does not load
+    deadly     a prompt of tokens 66 ends the process after three tokens
+    failing    the engine fails after ten tokens of a request that began in it
+    """
+    torch.set_num_threads(1)
+    if fault == "broken" and number == 1:
+        raise RuntimeError(f"planted in replica {number}")
+    engine = engine_of(serving_model(torch.float64), **changes)
+    step = engine._stepper.step
+
+    def faulty() -> bool:
+        for running in list(engine._stepper.live.values()):
+            if fault == "deadly" and running.request.tokens[0] == 66 and len(running.generated) > 2:
+                os._exit(9)
+            if fault == "failing" and len(running.generated) == 10 and not running.request.answered:
+                raise ValueError("planted")
+        return step()
+
+    engine._stepper.step = faulty  # type: ignore[method-assign]
+    return engine.start()

@@ -4,20 +4,37 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import dataclasses
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .._core.extras import EXTRA_OF, optional_module
 from ..models.chat_template import load_chat_template
+from ..models.config_files import read_config
 from ..models.hub import checkpoint_folder
 from ..models.tokenizer import load_tokenizer
-from ..serving import Engine, EngineConfig
-from .common import CHECKPOINT, POSITIVE, add_command, add_model_options, at_least, load, refuse_options
+from ..serving import Engine, EngineConfig, Router
+from .common import (
+    CHECKPOINT,
+    POSITIVE,
+    add_command,
+    add_model_options,
+    at_least,
+    default_device_name,
+    load,
+    refuse_options,
+)
 from .writing import add_template_option, check_template_option
 
 EXAMPLES = """examples:
   xlstm-hip serve models/demo
   xlstm-hip serve models/xlstm-7b --host 0.0.0.0 --api-key-file keys.txt --slots 64 --log-format json
+  xlstm-hip serve models/xlstm-7b --engines 8
   curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \\
       -d '{"model": "demo", "prompt": "In the beginning", "max_tokens": 50}'
 
@@ -107,6 +124,13 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 def _add_engine(command: argparse.ArgumentParser) -> None:
     engine = command.add_argument_group("engine", "docs/serving.md says what they weigh against each other.")
+    engine.add_argument(
+        "--engines",
+        metavar="N",
+        type=at_least(1),
+        default=1,
+        help="each with the whole model: more than one are processes, on a GPU of their own each (default: 1)",
+    )
     for name, text in (
         ("slots", "requests that are answered at a time; each has a state in memory"),
         ("prefill-chunk", "prompt tokens that are read at a time"),
@@ -186,6 +210,36 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         raise ValueError(f"--{name.replace('_', '-')}: {rest}") from None
 
 
+def engine_device(args: argparse.Namespace, number: int) -> str:
+    """Of one of several engines."""
+    device = args.device or default_device_name()
+    if device != "cpu" and device != "cuda":
+        raise ValueError(f"--device: expected cpu or cuda with --engines {args.engines}, got {device!r}")
+    if device == "cuda" and torch.cuda.device_count() < args.engines:
+        raise ValueError(
+            f"--engines: expected at most as many as there are GPUs, {torch.cuda.device_count()}, got {args.engines}"
+        )
+    return device if device == "cpu" else f"cuda:{number}"
+
+
+def start_engine(args: argparse.Namespace, folder: Path, config: EngineConfig, number: int) -> Engine:
+    """The engine of this number, in the process that has it."""
+    if args.engines > 1:
+        from ..serving.server import set_up_log
+
+        set_up_log(args.log_format, args.log_level)
+        args = copy.copy(args)
+        args.device = engine_device(args, number)
+        if args.device == "cpu" and args.threads is None:
+            args.threads = max(1, (os.cpu_count() or 1) // args.engines)
+        if config.swap_folder is not None:
+            own = Path(config.swap_folder) / f"engine-{number}"
+            own.mkdir(mode=0o700, exist_ok=True)
+            config = dataclasses.replace(config, swap_folder=own)
+    model = load("model", folder, args)
+    return Engine(model, load_tokenizer(folder, model.config.vocab_size), config).start()
+
+
 def run(args: argparse.Namespace) -> int:
     for package, extra in EXTRA_OF.items():
         if extra == "serve":
@@ -206,22 +260,26 @@ def run(args: argparse.Namespace) -> int:
         stall_seconds=args.stall_timeout,
     )
     folder = checkpoint_folder("model", args.model, revision=args.revision)
+    if args.engines > 1:
+        engine_device(args, 0)
     # A folder by its name, without the path; a model of the hub as it is called there.
     name = args.served_model_name or (Path(args.model).resolve().name if Path(args.model).is_dir() else args.model)
 
     def load_served() -> server.Served:
-        model = load("model", folder, args)
-        tokenizer = load_tokenizer(folder, model.config.vocab_size)
+        model_config, special_tokens = read_config(folder, with_gate_of_kernel=False)
+        tokenizer = load_tokenizer(folder, model_config.vocab_size)
         template, no_template = None, ""
         try:
-            template = load_chat_template(folder, tokenizer, model.special_tokens, args.template)
+            template = load_chat_template(folder, tokenizer, special_tokens, args.template)
         except ValueError as error:
             if args.template is not None:
                 raise
             no_template = "this model has no chat template" if "no chat template" in str(error) else str(error)
-        engine = Engine(model, tokenizer, config).start()
-        bos = model.special_tokens.bos
-        return server.Served(name, engine, tokenizer, model.config.vocab_size, bos, template, no_template)
+        start = functools.partial(start_engine, args, folder, config)
+        engine = start(0) if args.engines == 1 else Router(start, args.engines, config).start()
+        return server.Served(
+            name, engine, tokenizer, model_config.vocab_size, special_tokens.bos, template, no_template
+        )
 
     options = server.ServerOptions(
         host=args.host,

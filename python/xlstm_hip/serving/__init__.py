@@ -5,6 +5,7 @@ from .config import EngineConfig
 from .engine import Engine, EngineClosed, EngineFailed, QueueFull
 from .metrics import HistogramSnapshot, Snapshot
 from .params import Output, Request, SamplingParams, Structure
+from .router import Router
 
 __all__ = [
     "Engine",
@@ -15,6 +16,7 @@ __all__ = [
     "Output",
     "QueueFull",
     "Request",
+    "Router",
     "SamplingParams",
     "Snapshot",
     "Structure",

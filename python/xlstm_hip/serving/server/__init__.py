@@ -4,6 +4,7 @@
 from .app import create_app
 from .auth import Keys, load_keys
 from .limits import Limits
+from .logs import set_up as set_up_log
 from .serve import ServerOptions, serve
 from .served import Served
 from .state import ServerState
@@ -17,4 +18,5 @@ __all__ = [
     "create_app",
     "load_keys",
     "serve",
+    "set_up_log",
 ]

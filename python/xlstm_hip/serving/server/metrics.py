@@ -24,6 +24,8 @@ GAUGES = {
     "prefix_cache_states": ("prefix_cache_states", "Kept states of prompts"),
     "swap_host_bytes": ("swap_host_bytes", "Host memory of states that left their slot"),
     "swap_folder_bytes": ("swap_folder_bytes", "Bytes of files of states of sessions"),
+    "replicas": ("replicas", "Processes with an engine"),
+    "replicas_up": ("replicas_up", "Those of them that answer requests"),
 }
 COUNTERS = {
     "requests_accepted": ("requests_accepted", "Requests that the engine took"),
@@ -41,6 +43,8 @@ COUNTERS = {
     "swapped_in": ("swapped_in", "States that came back to a slot"),
     "swap_failures": ("swap_failures", "States of sessions that were lost"),
     "out_of_memory": ("out_of_memory", "Steps that ran out of memory"),
+    "replica_restarts": ("replica_restarts", "Processes that were started again after they had ended"),
+    "requests_continued": ("requests_continued", "Requests that went on in another process than the one that ended"),
 }
 HISTOGRAMS = {
     "time_to_first_token": ("time_to_first_token_seconds", "From a request's submission to its first token"),

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several engines, each a process with the whole model, behind the interface of one.
+
+A request goes to the replica that has read its beginning, as long as that has not much more to do than others, and a
+session always to the same one. When a process ends, its requests go on in another after the tokens that were delivered,
+and the process is started again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .._core.checks import one_of, positive_int
+from .config import EngineConfig
+from .engine import Engine, EngineClosed, EngineFailed, QueueFull
+from .metrics import Snapshot, summed
+from .params import Output, Request
+from .prefix_cache import as_array
+from .replica import Replica, ReplicaDied, exit_text
+
+logger = logging.getLogger("xlstm_hip")
+MOST_BEGINNINGS = 65536  # that the router remembers
+MOST_DEATHS = 3  # of replicas at one request, which may be why
+MOST_STARTS, STARTS_SECONDS = 5, 600.0  # a replica that ends more often in this time is not started again
+CLOSE_SECONDS = 30.0  # for a process to end after its engine's time is over
+
+
+@dataclass(eq=False)
+class Entry:
+    """A request on its way. on_output gets its outputs as of one engine."""
+
+    request: Request
+    on_output: Callable[[Output], None]
+    came: float
+    replica: Replica | None = None
+    accepted: bool = False  # by that replica
+    cancelled: bool = False
+    answered: list[int] = field(default_factory=list)
+    cached: int = 0
+    deaths: int = 0
+
+    def rest(self) -> Request:
+        """What is left to do."""
+        deadline = self.request.deadline
+        if deadline is not None:
+            deadline = max(0.0, deadline - (time.monotonic() - self.came))
+        answered = (*self.request.answered, *self.answered)
+        return dataclasses.replace(self.request, answered=answered, deadline=deadline)
+
+    def too_many_deaths(self) -> EngineFailed:
+        return EngineFailed(f"{self.deaths} engines ended while they answered this request")
+
+    def end(self, reason: str, error: Exception | None = None) -> Output:
+        """Its last output, where no engine gives one."""
+        request = self.request
+        logprobs: list | None = None if request.params.logprobs is None else []
+        count = len(request.answered) + len(self.answered)
+        return Output(request.id, [], "", logprobs, reason, None, error, len(request.tokens), self.cached, count)
+
+
+class Router:
+    """Answers requests with `count` engines, as Engine does with one.
+
+    load      called in each process with its number from 0 on: returns an Engine with this configuration, started. A
+              function of a module, or a functools.partial of one, as it is pickled
+    """
+
+    def __init__(self, load: Callable[[int], Engine], count: int, config: EngineConfig) -> None:
+        positive_int("count", count)
+        if not isinstance(config, EngineConfig):
+            raise ValueError(f"config: expected an EngineConfig, got {config!r}")
+        self._load, self._chunk, self._slots = load, config.prefill_chunk, config.slots
+        self._entries: dict[str, Entry] = {}
+        self._loads: dict[Replica, int] = {}  # of those that are up: requests that each has
+        self._begun: OrderedDict[bytes, set[Replica]] = OrderedDict()  # by beginning: who has read it
+        self._without: list[Entry] = []  # no replica was up when theirs ended
+        self._starts: list[list[float]] = [[] for _ in range(count)]
+        self._lost: set[int] = set()  # numbers of replicas that are not started again
+        self._ended: list[Snapshot] = []  # of replicas that ended, one that is the sum
+        self._continued = self._restarts = 0
+        self._started = self._closing = False
+        self._changed = threading.Condition()
+        self._replicas = [self._start_replica(number) for number in range(count)]
+
+    def start(self) -> Router:
+        """Waits until all engines run. Raises what the first one that does not has to say, and ends the others."""
+        try:
+            for replica in self._replicas:
+                replica.ready.result()
+        except BaseException:
+            self.close(drain=False)
+            raise
+        self._started = True
+        return self
+
+    def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
+        """As Engine.submit. QueueFull also while all engines are being started again."""
+        if not isinstance(request, Request):
+            raise ValueError(f"request: expected a Request, got {request!r}")
+        if not callable(on_output):
+            raise ValueError(f"on_output: expected a function of an Output, got {on_output!r}")
+        if request.params.seed is None:  # the answer may have to go on elsewhere
+            params = dataclasses.replace(request.params, seed=secrets.randbits(63))
+            request = dataclasses.replace(request, params=params)
+        entry = Entry(request, on_output, time.monotonic())
+        with self._changed:
+            if self._closing or not self.healthy:
+                raise EngineClosed(f"submit: expected engines that run, but they {self._state()}")
+            if request.id in self._entries:
+                raise ValueError(f"id: expected one that no unfinished request has, got {request.id!r}")
+            self._entries[request.id] = entry
+        try:
+            self._place(entry)
+        except BaseException:
+            with self._changed:
+                self._entries.pop(request.id, None)
+            raise
+
+    def cancel(self, request_id: str) -> None:
+        """As Engine.cancel."""
+        with self._changed:
+            entry = self._entries.get(request_id)
+            if entry is None:
+                return
+            entry.cancelled = True
+            replica = entry.replica if entry.accepted else None
+            homeless = entry in self._without
+            if homeless:
+                self._without.remove(entry)
+        if replica is not None:
+            replica.cancel(request_id)
+        elif homeless:
+            self._finish(entry, "cancelled")
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """As Engine.close, of all engines; their processes end."""
+        one_of("drain", drain, (True, False))
+        with self._changed:
+            self._closing = True
+            replicas, without, self._without = [*self._replicas], self._without, []
+        for replica in replicas:
+            if replica.is_up:
+                replica.close(drain, timeout)
+            else:
+                replica.process.kill()
+        for entry in without:
+            self._finish(entry, "cancelled")
+        # A drain without a timeout takes as long as it takes.
+        end = None if drain and timeout is None else time.monotonic() + CLOSE_SECONDS + (timeout or 0)
+        for replica in replicas:
+            if not replica.ended.wait(None if end is None else max(0.0, end - time.monotonic())):
+                replica.process.kill()
+                replica.ended.wait()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether an engine runs or is being started."""
+        return not self._closing and len(self._lost) < len(self._starts)
+
+    def metrics(self) -> Snapshot:
+        """The sum of all engines', those that ended among them; some tenths of a second old."""
+        with self._changed:
+            up = [replica.snapshot for replica in self._replicas if replica.is_up and replica.snapshot is not None]
+            waiting = len(self._without)
+            total = summed([*up, *self._ended])
+            return dataclasses.replace(
+                total,
+                healthy=self.healthy,
+                waiting=total.waiting + waiting,
+                replicas=len(self._starts),
+                replicas_up=sum(replica.is_up for replica in self._replicas),
+                replica_restarts=self._restarts,
+                requests_continued=self._continued,
+            )
+
+    def __enter__(self) -> Router:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close(drain=False)
+
+    # ---- who answers
+
+    def _place(self, entry: Entry) -> None:
+        """Has a replica accept the request. Raises why none did."""
+        refused: set[Replica] = set()
+        why: Exception = QueueFull("submit: all engines are being started again")
+        while True:
+            with self._changed:
+                replica = self._chosen(entry.request, refused)
+                if replica is None:
+                    raise why
+                entry.replica, entry.accepted = replica, False
+                self._loads[replica] += 1
+            try:
+                replica.submit(entry.rest(), lambda: self._accepted(entry))  # noqa: B023, as it returns first
+                return
+            except (QueueFull, EngineClosed, ReplicaDied) as error:
+                why = error if isinstance(error, QueueFull) else why
+                refused.add(replica)
+                self._count_off(replica)
+                entry.deaths += isinstance(error, ReplicaDied)
+                if entry.deaths >= MOST_DEATHS:
+                    raise entry.too_many_deaths() from None
+            except BaseException:
+                self._count_off(replica)
+                raise
+
+    def _accepted(self, entry: Entry) -> None:
+        with self._changed:
+            entry.accepted = True
+            replica = entry.replica if entry.cancelled else None
+        if replica is not None:
+            replica.cancel(entry.request.id)
+
+    def _chosen(self, request: Request, refused: set[Replica]) -> Replica | None:
+        """Under the lock."""
+        up = [replica for replica in self._loads if replica not in refused]
+        if not up:
+            return None
+        least = min(up, key=lambda replica: (self._loads[replica], replica.number))
+        if request.session is not None:  # its state is there, and read from nowhere else
+            at = max(up, key=lambda replica: _digest(f"{replica.number} {request.session}".encode()))
+            return at if self._loads[at] <= self._loads[least] + self._slots else least
+        beginning = _digest(as_array(request.tokens[: self._chunk]).tobytes())
+        begun = self._begun.setdefault(beginning, set())
+        self._begun.move_to_end(beginning)
+        if len(self._begun) > MOST_BEGINNINGS:
+            self._begun.popitem(last=False)
+        known = [replica for replica in up if replica in begun]
+        nearest = min(known, key=lambda replica: (self._loads[replica], replica.number)) if known else least
+        if self._loads[nearest] > self._loads[least] + max(1, self._slots // 4):
+            nearest = least
+        begun.intersection_update(self._loads)
+        begun.add(nearest)
+        return nearest
+
+    def _count_off(self, replica: Replica | None) -> None:
+        with self._changed:
+            if replica in self._loads:
+                self._loads[replica] -= 1
+
+    # ---- what replicas say, from the thread of each
+
+    def _start_replica(self, number: int) -> Replica:
+        self._starts[number].append(time.monotonic())
+        return Replica(self._load, number, self._take, self._is_ready, self._has_ended)
+
+    def _is_ready(self, replica: Replica) -> None:
+        with self._changed:
+            self._loads[replica] = 0
+            without, self._without = self._without, []
+        # Not in this thread, which reads the replica's answers.
+        threading.Thread(target=self._go_on_elsewhere, args=(without,), daemon=True).start()
+
+    def _take(self, replica: Replica, outputs: list[Output]) -> None:
+        for output in outputs:
+            with self._changed:
+                entry = self._entries.get(output.id)
+                if entry is None or entry.replica is not replica:
+                    continue
+                entry.answered += output.tokens
+                entry.cached = max(entry.cached, output.cached_tokens)
+            output = output._replace(cached_tokens=entry.cached)
+            if output.finish_reason is not None:
+                self._forget(entry)
+            self._deliver(entry, output)
+
+    def _has_ended(self, replica: Replica, code: int) -> None:
+        with self._changed:
+            self._loads.pop(replica, None)
+            if replica.snapshot is not None:
+                self._ended = [summed([*self._ended, replica.snapshot.of_the_past()])]
+            orphans = [one for one in self._entries.values() if one.replica is replica and one.accepted]
+            for entry in orphans:
+                entry.deaths += 1
+                entry.replica, entry.accepted = None, False
+            closing = self._closing
+        if closing:
+            for entry in orphans:
+                self._finish(entry, "cancelled")
+            return
+        logger.error(
+            "replica %d ended (%s); its %d requests go on elsewhere", replica.number, exit_text(code), len(orphans)
+        )
+        self._start_again(replica.number)
+        self._go_on_elsewhere(orphans)
+
+    def _start_again(self, number: int) -> None:
+        with self._changed:
+            starts = self._starts[number]
+            starts[:] = [at for at in starts if time.monotonic() - at < STARTS_SECONDS]
+            if len(starts) >= MOST_STARTS:
+                logger.error("replica %d ended %d times in a short time, and is not started again", number, len(starts))
+                self._lost.add(number)
+            elif self._started and not self._closing:
+                self._restarts += 1
+                self._replicas[number] = self._start_replica(number)
+            without = [] if self.healthy else self._without
+            if without:
+                self._without = []
+        for entry in without:
+            self._finish(entry, "error", EngineFailed("no engine is left"))
+
+    def _go_on_elsewhere(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if entry.cancelled:
+                self._finish(entry, "cancelled")
+                continue
+            if entry.deaths >= MOST_DEATHS:
+                self._finish(entry, "error", entry.too_many_deaths())
+                continue
+            try:
+                self._place(entry)
+            except (QueueFull, EngineClosed) as error:
+                self._wait_or_end(entry, error)
+            except Exception as error:
+                self._finish(entry, "error", error)
+            else:
+                with self._changed:
+                    self._continued += 1
+
+    def _wait_or_end(self, entry: Entry, error: Exception) -> None:
+        """Where no engine takes an accepted request now, it waits for the one that is being started."""
+        with self._changed:
+            entry.replica = None
+            waits = len(self._loads) < len(self._starts) - len(self._lost) and not (self._closing or entry.cancelled)
+            if waits:
+                self._without.append(entry)
+        if not waits:
+            cancelled = self._closing or entry.cancelled
+            self._finish(entry, "cancelled" if cancelled else "error", None if cancelled else error)
+
+    # ---- ends
+
+    def _forget(self, entry: Entry) -> None:
+        self._count_off(entry.replica)
+        with self._changed:
+            self._entries.pop(entry.request.id, None)
+            self._changed.notify_all()
+
+    def _finish(self, entry: Entry, reason: str, error: Exception | None = None) -> None:
+        self._forget(entry)
+        self._deliver(entry, entry.end(reason, error))
+
+    def _deliver(self, entry: Entry, output: Output) -> None:
+        try:
+            entry.on_output(output)
+        except Exception as error:
+            logger.warning("on_output of request %s failed: %s: %s", output.id, type(error).__name__, error)
+            self.cancel(output.id)
+
+    def _state(self) -> str:
+        return "are closed" if self._closing else "have failed"
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
