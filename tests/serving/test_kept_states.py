@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.serving import Answers, ask, engine_of, paused, prompt_of, serving_model
+from support.serving import Answers, ask, engine_of, paused, prompt_of, serving_model, until
 from xlstm_hip.models import states, xLSTMLarge
-from xlstm_hip.serving import Engine, Request, SamplingParams, swap
+from xlstm_hip.serving import Engine, Request, SamplingParams, narrow, swap
 
 CHUNK = 16
 SAMPLED = SamplingParams(max_tokens=10, seed=3, ignore_eos=True, logprobs=2)
@@ -381,3 +381,63 @@ def test_no_text_in_logs(model: xLSTMLarge, tmp_path: Path, caplog: pytest.LogCa
     with engine_of(model, swap_folder=tmp_path) as engine:
         turn(engine, [])
     assert "turn" not in caplog.text
+
+
+# ---- kept in fewer bytes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("shape", [(1, 2, 8, 16), (1, 1, 3, 5)], ids=str)
+def test_narrow_states(dtype: str, shape: tuple[int, ...]) -> None:
+    """Rows of any size, zeros and single large values among them."""
+    c = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 10.0 ** torch.arange(-4, shape[2] - 4)[:, None]
+    c[..., 1, :] = 0
+    c[..., 2, 3] = 1e20
+    kept = narrow.narrowed(c, dtype)
+    assert kept.nbytes == narrow.narrow_bytes(c, dtype) and kept.is_contiguous()
+    back = narrow.widened(kept).float()
+    bound = c.abs() * 2.0**-8 if dtype == "bfloat16" else c.abs().amax(-1, keepdim=True) / 254
+    assert ((back - c).abs() <= bound * (1 + 1e-6)).all() and (back[..., 1, :] == 0).all()
+    assert narrow.narrowed(c, None) is c and narrow.widened(c) is c
+
+
+@pytest.mark.parametrize("dtype, share, most", [("bfloat16", 0.55, 0.02), ("int8", 0.35, 0.05)])
+def test_kept_in_fewer_bytes(model: xLSTMLarge, dtype: str, share: float, most: float, tmp_path: Path) -> None:
+    """Prompts, conversations and sessions, these through files; preempted requests keep every bit."""
+    chat = SYSTEM + prompt_of(7, 2)
+    requests = [Request("a", chat, SAMPLED), Request("b", chat, SAMPLED), Request("s", chat, SAMPLED, session="s")]
+    with engine_of(model, prefix_cache_bytes=0) as engine:
+        exact = ask(engine, requests[0])
+        text = chat + exact.tokens("a")
+        turn = Request("turn", [*text, 5, 6], SAMPLED, session="s")
+        exact_turn = ask(engine, turn)
+    size = one_state(model)
+    with engine_of(model, kept_dtype=dtype, swap_folder=tmp_path, swap_bytes=0) as engine:
+        answers = Answers()
+        for request in requests:
+            engine.submit(request, answers)
+            answers.wait(request.id)
+        metrics = engine.metrics()
+        assert metrics.prefix_cache_bytes < (share * size + 2000) * metrics.prefix_cache_states
+        (first, second, _) = (answers.logprobs(request.id) for request in requests)
+        assert first == exact.logprobs("a")  # it was read, not gone on from
+        assert 0 < abs(second[1].logprob - first[1].logprob) < most
+        until(lambda: engine.metrics().swap_folder_bytes > 0)
+        (file,) = tmp_path.glob("*.state")
+        assert file.stat().st_size < share * size + 20_000
+        with pytest.raises(ValueError, match=f"a state of a model with kept_dtype None, got {dtype}"):
+            states.load_state(file, model)
+        turned = ask(engine, turn)
+        assert turned.outputs["turn"][-1].cached_tokens == len(text) - 1
+        assert abs(turned.logprobs("turn")[0].logprob - exact_turn.logprobs("turn")[0].logprob) < most
+    with engine_of(model, kept_dtype=dtype, slots=1, prefix_cache_bytes=0) as engine:
+        answers = Answers()
+
+        def on_output(output: Any) -> None:
+            answers(output)
+            if output.new_tokens == 3:
+                engine.submit(Request("high", [5], SAMPLED, priority=5), answers)
+
+        engine.submit(requests[0], on_output)
+        answers.wait("a")
+        assert answers.logprobs("a") == exact.logprobs("a") and engine.metrics().preemptions == 1

@@ -143,6 +143,11 @@ def _add_engine(command: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--state-dtype", choices=("float32", "bfloat16"), help="of the states (default: as the model's configuration)"
     )
+    engine.add_argument(
+        "--kept-dtype",
+        choices=("bfloat16", "int8"),
+        help="of states that are kept for others to go on from: fewer bytes, rounded once (default: as the states)",
+    )
     for name, field, text in (
         ("prefix-cache-mb", "prefix_cache_bytes", "MiB of states of prompts that others may begin with; 0: none"),
         ("swap-mb", "swap_bytes", "MiB of host memory for states of sessions and preempted requests"),
@@ -196,6 +201,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             preemption=not args.no_preemption,
             fixed_rows=args.fixed_rows,
             state_dtype=args.state_dtype,
+            kept_dtype=args.kept_dtype,
             prefix_cache_bytes=args.prefix_cache_mb * MIB,
             prefix_cache_device=args.prefix_cache_device,
             cache_answers=not args.no_cache_answers,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._core.checks import one_of, positive_int
+from . import narrow
 
 MIB = 2**20
 STATE_DTYPES = ("float32", "bfloat16")
@@ -31,6 +32,9 @@ class EngineConfig:
                           rows a step has; with fixed_rows they never do, at the price of a full step each time
     state_dtype           "float32" or "bfloat16" (half the memory; docs/generation.md). None: as the model is. It is
                           written to the model's configuration
+    kept_dtype            of C in states that are kept for others to go on from, of prompts, answers and sessions:
+                          "bfloat16" or "int8", a half or a quarter of the bytes. None: as in the slots, to the bit.
+                          States of preempted requests are always kept so
     prefix_cache_bytes    of states of prompts that are kept for others with the same beginning; 0: none
     prefix_cache_device   "device" (beside the slots, a copy is quick) or "host": where those lie
     prefix_cache_states   of one request at most: beyond, every second of them is dropped
@@ -57,6 +61,7 @@ class EngineConfig:
     preemption: bool = True
     fixed_rows: bool = False
     state_dtype: str | None = None
+    kept_dtype: str | None = None
     prefix_cache_bytes: int = 1024 * MIB
     prefix_cache_device: str = "device"
     prefix_cache_states: int = 16
@@ -94,6 +99,8 @@ class EngineConfig:
             )
         if self.state_dtype is not None:
             one_of("state_dtype", self.state_dtype, STATE_DTYPES)
+        if self.kept_dtype is not None:
+            one_of("kept_dtype", self.kept_dtype, narrow.DTYPES)
         one_of("prefix_cache_device", self.prefix_cache_device, ("host", "device"))
         if self.swap_folder is not None and not isinstance(self.swap_folder, str | os.PathLike):
             raise ValueError(f"swap_folder: expected a folder or None, got {self.swap_folder!r}")

@@ -22,11 +22,14 @@ from torch import Tensor, nn
 
 from ..models.decode_engine import keep_step_graphs
 from ..models.language_model import LanguageModel, State
+from .narrow import narrow_bytes, narrowed, widened
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """A state outside of the slots, of one row, with the tokens that it has read and the logits of the next one."""
+    """A state outside of the slots, of one row, with the tokens that it has read and the logits of the next one. Its C
+    may be narrow (narrow.py).
+    """
 
     tokens: np.ndarray  # int32
     state: State
@@ -55,16 +58,20 @@ class Slots:
     """The allocation of `count` states of a model.
 
     fixed_rows    every decode step has all rows
+    kept_dtype    of C in states that are kept for others: see narrow.py
     """
 
-    def __init__(self, model: LanguageModel, count: int, fixed_rows: bool = False) -> None:
+    def __init__(
+        self, model: LanguageModel, count: int, fixed_rows: bool = False, kept_dtype: str | None = None
+    ) -> None:
         device = model.embedding.weight.device
         # The model itself says what its state looks like.
         _, like = model.read(torch.zeros(1, 1, dtype=torch.int64, device=device))
         self._rows: State = {}
         for block, (c, n, m) in like.items():
             self._rows[block] = (_rows_like(c, count), _rows_like(n, count), _rows_like(m, count))
-        self.count, self.row_bytes = count, state_bytes(like)
+        self.count, self.row_bytes, self._kept_dtype = count, state_bytes(like), kept_dtype
+        self.kept_bytes = self.row_bytes + sum(narrow_bytes(c, kept_dtype) - c.nbytes for c, _, _ in like.values())
         self._fixed, self._graphs = fixed_rows, device.type != "cpu"
         self._device = device
         if self._graphs and isinstance(model, nn.Module):
@@ -109,11 +116,21 @@ class Slots:
 
     def load(self, id: str, state: State) -> None:
         """Copies a state into the request's row."""
-        torch._foreach_copy_(self._tensors(self._row_of[id]), [x for layer in state.values() for x in layer], True)
+        tensors = [x for c, n, m in state.values() for x in (self._widened(c), n, m)]
+        torch._foreach_copy_(self._tensors(self._row_of[id]), tensors, True)
 
-    def keep(self, id: str, tokens: np.ndarray, logits: Tensor | None, to_host: bool = False) -> KeptState:
-        """A copy of the request's state, on the host or beside the slots; tokens are those that it has read."""
-        kept = [x for layer in self.state_of(id).values() for x in layer]
+    def _widened(self, c: Tensor) -> Tensor:
+        return widened(c.to(self._device, non_blocking=True)) if c.dtype == torch.int8 else c
+
+    def keep(
+        self, id: str, tokens: np.ndarray, logits: Tensor | None, to_host: bool = False, exact: bool = False
+    ) -> KeptState:
+        """A copy of the request's state, on the host or beside the slots; tokens are those that it has read.
+
+        exact    whatever kept_dtype is
+        """
+        dtype = None if exact else self._kept_dtype
+        kept = [x for c, n, m in self.state_of(id).values() for x in (narrowed(c, dtype), n, m)]
         copied = None
         if to_host and self._graphs:
             # Pinned: the copies are only queued here, and so are those back, behind them.

@@ -71,14 +71,15 @@ class Stepper:
         self._model, self._config, self._structures, self._on_over = model, config, structures, on_over
         self._device = model.embedding.weight.device
         self._vocab_size = model.config.vocab_size
-        self.slots = Slots(model, config.slots, config.fixed_rows)
+        self.slots = Slots(model, config.slots, config.fixed_rows, config.kept_dtype)
         self.scheduler = Scheduler(
             config.slots, config.token_budget, config.prefill_chunk, config.ageing_seconds, config.preemption
         )
         self.cache = PrefixCache(config.prefix_cache_bytes, config.prefill_chunk)
         self.swap = SwapStore(
-            model, config.swap_bytes, config.swap_folder, config.swap_folder_bytes, config.slots, on_loaded
-        )
+            model, config.swap_bytes, config.swap_folder, config.swap_folder_bytes, config.slots, config.kept_dtype,
+            on_loaded,
+        )  # fmt: skip
         self._sampler = Sampler(tokenizer)
         self.live: dict[str, RunningRequest] = {}
         self._asking: dict[str, set[str]] = {}  # by session: its requests that have not begun
@@ -178,7 +179,7 @@ class Stepper:
     def _swap_out(self, running: RunningRequest) -> None:
         tokens = (running.text_read() if running.is_read else running.to_read).tokens
         try:
-            state = self.slots.keep(running.id, tokens, None, to_host=True)
+            state = self.slots.keep(running.id, tokens, None, to_host=True, exact=True)
         except Exception as error:
             self._end(running, "error", error)
             return
@@ -363,7 +364,7 @@ class Stepper:
 
     def _keep(self, running: RunningRequest, text: HashedTokens, length: int, logits: Tensor) -> None:
         """Puts the request's state into the cache, if there is room."""
-        if not self.cache.takes(self.slots.row_bytes) or self.cache.has(text, length):
+        if not self.cache.takes(self.slots.kept_bytes) or self.cache.has(text, length):
             return
         try:
             kept = self.slots.keep(running.id, text.tokens[:length], logits, self._cache_on_host)

@@ -40,6 +40,7 @@ class SwapStore:
                   bytes again or MOST_WRITING states; a disk that is slower than that loses sessions
     folder        for the files of sessions; None: what host memory has no room for is dropped
     most_loaded   states that are read from files for requests that wait, beyond host_bytes, too
+    kept_dtype    of the C of sessions (narrow.py)
     on_loaded     called from the other thread with a session whose file was read, or could not be
     """
 
@@ -50,6 +51,7 @@ class SwapStore:
         folder: str | os.PathLike[str] | None,
         folder_bytes: int,
         most_loaded: int,
+        kept_dtype: str | None,
         on_loaded: Callable[[str], None],
     ) -> None:
         self._model, self._limit, self._folder_limit, self._on_loaded = model, host_bytes, folder_bytes, on_loaded
@@ -72,7 +74,7 @@ class SwapStore:
                     file.unlink(missing_ok=True)
             found = [(file.stat().st_mtime, file.name, file.stat().st_size) for file in self._folder.glob(f"*{SUFFIX}")]
             self._files.update((name, size) for _, name, size in sorted(found))
-            self._facts = model_facts(model)
+            self._facts = model_facts(model) | {"kept_dtype": kept_dtype}
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="xlstm_hip-swap")
 
     @property
