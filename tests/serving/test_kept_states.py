@@ -105,6 +105,7 @@ def test_a_small_cache_stays_small(model: xLSTMLarge) -> None:
 def test_an_out_of_memory_of_the_cache_makes_it_smaller_and_harms_nobody(
     model: xLSTMLarge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    size = one_state(model)
     with engine_of(model) as engine:
         keep, stepper, left = engine._stepper.slots.keep, engine._stepper, [4]
 
@@ -121,6 +122,10 @@ def test_an_out_of_memory_of_the_cache_makes_it_smaller_and_harms_nobody(
         assert 0 < engine.metrics().prefix_cache_bytes <= engine.metrics().prefix_cache_limit < 3 * 6000
         assert ask(engine, Request("a", prompt_of(200), SAMPLED)).tokens("a") == want
         assert stepper.scheduler.slots == 4 and "prefix_cache_bytes: out of memory; " in caplog.text
+        before = engine.metrics().prefix_cache_limit
+        for n in range(4):  # 256 steps without another one, and then some
+            ask(engine, Request("a", [5 + n], SamplingParams(200, ignore_eos=True)))
+        assert engine.metrics().prefix_cache_limit - before in (3 * size, 4 * size)
 
 
 # ---- sessions

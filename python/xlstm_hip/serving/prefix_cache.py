@@ -54,10 +54,10 @@ def _chained(before: bytes, tokens: np.ndarray) -> bytes:
 
 
 class PrefixCache:
-    """States of up to `limit` bytes. 0: nothing is kept."""
+    """States of up to `limit` bytes, which is lower for a while where memory ran out. 0: nothing is kept."""
 
     def __init__(self, limit: int, chunk: int) -> None:
-        self.limit, self._chunk = limit, chunk
+        self.limit, self._most, self._chunk = limit, limit, chunk
         self._entries: OrderedDict[bytes, KeptState] = (
             OrderedDict()
         )  # by the hash of their tokens; used last: at the end
@@ -106,8 +106,12 @@ class PrefixCache:
         if self.has(text, length) and hash_ not in self._used:
             self._remove(hash_)
 
+    def raise_limit(self, nbytes: int) -> None:
+        """By so much, up to what it was at first."""
+        self.limit = min(self.limit + nbytes, self._most)
+
     def halve(self) -> None:
-        """Drops half of what is kept, and keeps no more than that from now on."""
+        """Drops half of what is kept, and keeps no more than that, until raise_limit."""
         self.limit = self.nbytes // 2
         while self.nbytes > self.limit:
             self._remove(next(iter(self._entries)))

@@ -32,7 +32,7 @@ from .structure import Structures
 from .swap import SwapStore
 
 logger = logging.getLogger("xlstm_hip")
-STEPS_PER_SLOT = 256  # without an out-of-memory, after which one more slot is used again
+STEPS_PER_SLOT = 256  # without an out-of-memory, after which one more slot is used again, and one more state is kept
 MOST_OUT_OF_MEMORY = 3  # times that a request is read again for it
 
 
@@ -372,10 +372,9 @@ class Stepper:
             if not is_out_of_memory(error):
                 raise
             self.counts.out_of_memory += 1
+            self._good_steps = 0
             self.cache.halve()
-            logger.warning(
-                "prefix_cache_bytes: out of memory; %d bytes are used from now on: %s", self.cache.limit, error
-            )
+            logger.warning("prefix_cache_bytes: out of memory; %d bytes are used for now: %s", self.cache.limit, error)
             return
         self.cache.keep(text, kept)
 
@@ -465,8 +464,9 @@ class Stepper:
             self.counts.rows_per_step.add(decoding)
         self.counts.step_seconds.add(seconds)
         self._good_steps += 1
-        if self._good_steps % STEPS_PER_SLOT == 0 and self.scheduler.slots < self._config.slots:
-            self.scheduler.slots += 1
+        if self._good_steps % STEPS_PER_SLOT == 0:
+            self.scheduler.slots = min(self.scheduler.slots + 1, self._config.slots)
+            self.cache.raise_limit(self.slots.kept_bytes)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
