@@ -5,10 +5,11 @@ from .app import create_app
 from .auth import Keys, load_keys
 from .limits import Limits
 from .serve import ServerOptions, serve
-from .served import Served
+from .served import EngineLike, Served
 from .state import ServerState
 
 __all__ = [
+    "EngineLike",
     "Keys",
     "Limits",
     "Served",

@@ -160,10 +160,15 @@ def _add_operations(app: FastAPI, state: ServerState) -> None:
     @app.get("/ready")
     async def _ready() -> Response:
         """Whether requests will be answered."""
-        status, snapshot = state.status(), state.snapshot()
-        load = {} if snapshot is None else {
-            "running": snapshot.running, "waiting": snapshot.waiting, "slots": snapshot.slots_total
+        status, by_replica = state.status(), state.snapshots()
+        snapshots = by_replica.values()
+        load = {} if not snapshots else {
+            "running": sum(x.running for x in snapshots),
+            "waiting": sum(x.waiting for x in snapshots),
+            "slots": sum(x.slots_total for x in snapshots),
         }  # fmt: skip
+        if load and "" not in by_replica:
+            load["replicas"] = len(by_replica)
         return JSONResponse({"status": status} | load, 200 if status == "ready" else 503)
 
     @app.get("/metrics")
