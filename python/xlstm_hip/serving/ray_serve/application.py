@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -24,20 +25,18 @@ SET_HERE = ("name", "request_router_config", "user_config")
 
 # An ingress has no model: the next one is started before the old one ends, and the engine's queue is what limits.
 _ingress = serve.deployment(
-    serve.ingress()(Ingress),
     name="Ingress",
     max_ongoing_requests=MANY,
     max_surge_percent=100,
     graceful_shutdown_timeout_s=SHUTDOWN_SECONDS,
     max_constructor_retry_count=STARTS,
-)
+)(serve.ingress()(Ingress))
 _engine = serve.deployment(
-    EngineReplica,
     name="Engine",
     graceful_shutdown_timeout_s=SHUTDOWN_SECONDS,
     health_check_period_s=2.0,
     max_constructor_retry_count=STARTS,
-)
+)(EngineReplica)
 
 
 def build_app(args: Mapping[str, Any]) -> Application:
@@ -57,14 +56,14 @@ def build_app(args: Mapping[str, Any]) -> Application:
     config = engine_config(parsed)
     check_template_option(parsed)
     busy_at = parsed.slots if busy_at is None else _positive("busy_at", busy_at)
-    router = RequestRouterConfig(
-        request_router_class=ROUTER,
-        request_router_kwargs={"chunk": config.prefill_chunk, "busy_at": busy_at},
-    )
+    router: dict[str, Any] = {
+        "request_router_class": ROUTER,
+        "request_router_kwargs": {"chunk": config.prefill_chunk, "busy_at": busy_at},
+    }
     # Twice the slots: the next request is there when a slot becomes free. What is more waits in the ingress, for
     # whichever replica has room first, and Serve's autoscaling counts it.
     engine = _with("engine", _engine, {"max_ongoing_requests": 2 * parsed.slots} | deployments["engine"])
-    engine = engine.options(request_router_config=router)
+    engine = engine.options(request_router_config=RequestRouterConfig(**router))
     ingress = _with("ingress", _ingress, deployments["ingress"])
     return ingress.bind(parsed, engine.bind(parsed))
 
@@ -81,6 +80,10 @@ def _deployment_options(name: str, value: Any) -> dict[str, Any]:
 def _with(name: str, deployment: serve.Deployment, given: Mapping[str, Any]) -> serve.Deployment:
     try:
         return deployment.options(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, (name, *first["loc"])))
+        raise ValueError(f"{field}: {first['msg']}, got {first['input']!r}") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from None
 

@@ -53,6 +53,11 @@ class EngineReplica:
         everything = request.params.max_tokens + 1  # nobody is too slow: the ingress takes what comes
         generation = Generation(self._mailbox, self._engine, [request], request.id, everything)
         submitting = asyncio.create_task(asyncio.to_thread(generation.submit))  # which may compile a structure
+
+        def stop(done: asyncio.Task[None]) -> None:
+            done.exception()  # has been raised below, or nobody waits for it
+            generation.stop(ENDED)
+
         try:
             await asyncio.shield(submitting)
             yield self._name
@@ -61,7 +66,7 @@ class EngineReplica:
                 yield [_portable(output) for _, output in generation.outputs()]
         finally:
             # Not before it has been submitted: what is not there yet cannot be cancelled.
-            submitting.add_done_callback(lambda done: (done.exception(), generation.stop(ENDED)))
+            submitting.add_done_callback(stop)
 
     def snapshot(self) -> tuple[str, Snapshot]:
         assert self._engine is not None

@@ -87,7 +87,6 @@ class Replicas:
         self._waiting: set[str] = set()
         self._closed = False
         self._snapshots: dict[str, Snapshot] = {}
-        self._looking: asyncio.Task[None] | None = None
 
     # ---- what a server needs of an engine
 
@@ -143,37 +142,36 @@ class Replicas:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _begin(self, request: Request, on_output: Callable[[Output], None]) -> None:
+        delivered = _Delivered()
+
+        async def answer() -> None:
+            late = None if request.deadline is None else request.deadline + LATE_SECONDS
+            await asyncio.wait_for(self._attempts(request, delivered, on_output), late)
+
+        def over(task: asyncio.Task[None]) -> None:
+            """Also of a task that was cancelled before it began."""
+            with self._lock:
+                self._waiting.discard(request.id)
+                self._tasks.pop(request.id, None)
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if error is None:
+                return
+            reasons = {asyncio.CancelledError: "cancelled", asyncio.TimeoutError: "deadline"}
+            reason = reasons.get(type(error), "error")
+            shown = error if reason == "error" and isinstance(error, Exception) else None
+            logprobs: list[Any] | None = None if request.params.logprobs is None else []
+            counts = len(request.tokens), 0, len(delivered.tokens)
+            on_output(Output(request.id, [], "", logprobs, reason, None, shown, *counts))
+
+        task = asyncio.create_task(answer())
         with self._lock:
-            if request.id in self._tasks:
-                task = asyncio.ensure_future(self._answer(request, on_output))
-                self._tasks[request.id] = task
+            self._tasks[request.id] = task
+        task.add_done_callback(over)
 
     def _cancel(self, request_id: str) -> None:
         task = self._tasks.get(request_id)
         if task is not None:
             task.cancel()
-
-    async def _answer(self, request: Request, on_output: Callable[[Output], None]) -> None:
-        delivered = _Delivered()
-
-        def end(reason: str, error: Exception | None = None) -> None:
-            counts = len(request.tokens), 0, len(delivered.tokens)
-            logprobs: list[Any] | None = None if request.params.logprobs is None else []
-            on_output(Output(request.id, [], "", logprobs, reason, None, error, *counts))
-
-        late = None if request.deadline is None else request.deadline + LATE_SECONDS
-        try:
-            await asyncio.wait_for(self._attempts(request, delivered, on_output), late)
-        except asyncio.CancelledError:
-            end("cancelled")
-        except asyncio.TimeoutError:
-            end("deadline")
-        except Exception as error:
-            end("error", error)
-        finally:
-            with self._lock:
-                self._waiting.discard(request.id)
-                self._tasks.pop(request.id, None)
 
     async def _attempts(self, request: Request, delivered: _Delivered, on_output: Callable[[Output], None]) -> None:
         params = request.params
@@ -201,7 +199,7 @@ class Replicas:
         self, attempt: Attempt, request_id: str, delivered: _Delivered, on_output: Callable[[Output], None]
     ) -> None:
         replica: str | None = None
-        response = self._handle.options(stream=True).answer.remote(attempt)
+        response: Any = self._handle.options(stream=True).answer.remote(attempt)
         try:
             async for item in response:
                 if isinstance(item, str):
