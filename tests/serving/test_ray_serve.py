@@ -55,7 +55,7 @@ def home_of(cluster: ServeCluster, tokens: list[int]) -> str:
 
 def test_it_answers_as_the_server_does(cluster: ServeCluster) -> None:
     """Answers and errors, but for ids and times. The replicas are on two nodes."""
-    assert len(cluster.nodes()) == 2
+    assert len(cluster.nodes_of_replicas()) == 2
     model = load_pretrained(DEMO, "float32", weight_mode="fused")
     tokenizer = load_tokenizer(DEMO, 256)
     bodies: list[tuple[str, Any]] = [
@@ -128,7 +128,8 @@ def test_a_busy_replica_is_passed_over(cluster: ServeCluster) -> None:
     before = cluster.counts("requests_accepted")
     clients = [Client(cluster, [*prompt(400), 10 + n], max_tokens=600) for n in range(12)]
     assert all(client.whole() for client in clients)
-    assert sorted(grown(cluster, "requests_accepted", before).values()) == [4, 8]
+    few, many = sorted(grown(cluster, "requests_accepted", before).values())
+    assert few + many == 12 and 8 <= many <= 11  # not exactly the slots: many are routed at a time
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -212,7 +213,9 @@ def test_the_deployment_file(cluster: ServeCluster, tmp_path: Path) -> None:
     file = yaml.safe_load((Path(__file__).parents[2] / "examples" / "ray_serve.yaml").read_text("utf-8"))
     (application,) = file["applications"]
     application |= {"name": "file", "route_prefix": "/file"}
+    (tmp_path / "keys").write_text("secret\n")
     application["args"] |= {"model": str(DEMO), "slots": 4, "dtype": "float32", "threads": 1}
+    application["args"]["api_key_file"] = str(tmp_path / "keys")
     ingress, engine = application["deployments"]
     ingress |= {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.5}}
     engine["ray_actor_options"] = {"num_cpus": 1}
@@ -221,15 +224,29 @@ def test_the_deployment_file(cluster: ServeCluster, tmp_path: Path) -> None:
         "upscale_delay_s": 0.2, "metrics_interval_s": 0.1, "look_back_period_s": 0.5,
     }  # fmt: skip
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(file))
-    words = ["run", "--address", cluster.address, "--non-blocking", str(tmp_path / "serve.yaml")]
+    words = ["run", "--address", cluster.nodes.address, "--non-blocking", str(tmp_path / "serve.yaml")]
     command = [sys.executable, "-m", "ray.serve.scripts", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     until(lambda: serve.status().applications["file"].status == "RUNNING", 30)
-    there = ServeCluster(cluster.address, cluster.port)
-    there.url += "/file"
+    there = ServeCluster(cluster.nodes, cluster.port, "/file", {"Authorization": "Bearer secret"})
+    assert httpx.get(f"{there.url}/v1/models").status_code == 401
+    assert httpx.get(f"{there.url}/v1/models", headers=there.headers).json()["data"][0]["id"] == "demo"
     assert len(cluster.replicas("Engine", "file")) == 1
     clients = [Client(there, prompt(800 + n), max_tokens=1500) for n in range(6)]
     until(lambda: len(cluster.replicas("Engine", "file")) == 2, 30)
     assert all(client.whole() for client in clients)
     serve.delete("file")
+
+
+def test_a_machine_that_is_gone(cluster: ServeCluster) -> None:
+    """With the replica on it. The last test: one node is left."""
+    (other,) = cluster.nodes.worker_nodes
+    (name,) = (name for name, node in cluster.nodes_of_replicas().items() if node == other.node_id)
+    tokens = next(tokens for n in range(50) if home_of(cluster, tokens := prompt(900 + n)) == name)
+    expected = cluster.text(tokens, max_tokens=2 * LONG)
+    clients = [Client(cluster, tokens, max_tokens=2 * LONG, stream=stream) for stream in (True, False)]
+    assert clients[0].some.wait(20)
+    cluster.nodes.remove_node(other, allow_graceful=False)
+    assert not clients[0].reason
+    assert [client.whole() for client in clients] == [expected] * 2

@@ -26,8 +26,10 @@ from xlstm_hip.serving.ray_serve import build_app
 ENGINE = {"num_replicas": 2, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1}}
 OPTIONS = {
     "model": str(DEMO), "dtype": "float32", "threads": 1, "slots": 8, "prefill_chunk": 16, "token_budget": 32,
-    "engine": ENGINE, "ingress": {"ray_actor_options": {"num_cpus": 0.5}},
+    "engine": ENGINE, "ingress": {"ray_actor_options": {"num_cpus": 0.5, "resources": {"head": 0.1}}},
 }  # fmt: skip
+
+HEAD = {"num_cpus": 4, "include_dashboard": False, "resources": {"head": 1}}
 
 
 def free_port() -> int:
@@ -37,9 +39,13 @@ def free_port() -> int:
 
 
 class ServeCluster:
-    def __init__(self, address: str, port: int) -> None:
-        self.address, self.port = address, port
-        self.url = f"http://127.0.0.1:{port}"
+    """
+    headers    of all requests
+    """
+
+    def __init__(self, nodes: Cluster, port: int, prefix: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self.nodes, self.port, self.headers = nodes, port, headers
+        self.url = f"http://127.0.0.1:{port}{prefix}"
 
     def deploy(self, **changes: Any) -> None:
         """Returns when all replicas are ready, those of a version that is replaced have ended or are about to."""
@@ -57,9 +63,10 @@ class ServeCluster:
         found = details["applications"][application]["deployments"][deployment]["replicas"]
         return {one["replica_id"]: one["pid"] for one in found if one["state"] == "RUNNING"}
 
-    def nodes(self) -> set[str]:
+    def nodes_of_replicas(self) -> dict[str, str]:
         details = _get_global_client().get_serve_details()
-        return {x["node_id"] for x in details["applications"]["xlstm"]["deployments"]["Engine"]["replicas"]}
+        found = details["applications"]["xlstm"]["deployments"]["Engine"]["replicas"]
+        return {x["replica_id"]: x["node_id"] for x in found}
 
     def kill(self, replica: str) -> None:
         os.kill(self.replicas()[replica], signal.SIGKILL)
@@ -99,14 +106,15 @@ class Client(threading.Thread):
 
     def __init__(self, cluster: ServeCluster, prompt: Any, **fields: Any) -> None:
         super().__init__(daemon=True)
-        self._url, self._body = cluster.url, body(prompt, **fields)
+        self._url, self._headers, self._body = cluster.url, cluster.headers, body(prompt, **fields)
         self.text, self.status, self.error, self.reason = "", 0, "", ""
         self.some = threading.Event()
         self.start()
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=90) as answer:
+            url, headers = f"{self._url}/v1/completions", self._headers
+            with httpx.stream("POST", url, json=self._body, headers=headers, timeout=90) as answer:
                 self.status = answer.status_code
                 for line in answer.iter_lines():
                     self._take(line.removeprefix("data: "))
@@ -136,15 +144,13 @@ class Client(threading.Thread):
 @contextlib.contextmanager
 def two_nodes() -> Iterator[ServeCluster]:
     """Each says that it has four CPUs, of which the tests use less."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     try:
         cluster.add_node(num_cpus=4)
         ray.init(address=cluster.address, log_to_driver=False)
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port, "location": "HeadOnly"})
-        yield ServeCluster(cluster.address, port)
+        yield ServeCluster(cluster, port)
     finally:
-        with contextlib.suppress(Exception):  # it may not have come so far
-            serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
