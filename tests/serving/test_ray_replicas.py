@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.request_router.common import ReplicaQueueLengthCache
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.request_router import PendingRequest, ReplicaID
 
 from support.served_model import DEMO
 from xlstm_hip.models.text import TokenLogprob
@@ -20,7 +23,7 @@ from xlstm_hip.serving.ray_serve import build_app, options, replicas
 from xlstm_hip.serving.ray_serve.attempt import Attempt
 from xlstm_hip.serving.ray_serve.replica import EngineReplica, _portable
 from xlstm_hip.serving.ray_serve.replicas import MOST_ATTEMPTS, Replicas
-from xlstm_hip.serving.ray_serve.router import keys_of
+from xlstm_hip.serving.ray_serve.router import StickyRouter, keys_of
 from xlstm_hip.serving.server.generation import failure_of
 from xlstm_hip.serving.structure import Structures
 
@@ -230,7 +233,9 @@ def test_errors_of_the_request_are_not_tried_again() -> None:
         assert last.finish_reason == "error" and isinstance(last.error, KeyError) and len(handle.attempts) == 1
         assert failure is not None and failure.code == "engine_error"
     (last,) = ask(FakeHandle(answering(DeploymentUnavailableError("Engine"), 0)))
-    assert "no replica can be started" in str(last.error)
+    assert "failed to deploy" in str(last.error)
+    (last,) = ask(FakeHandle(answering(BackPressureError(3, 2), 0)))
+    assert "max_queued_requests=2" in str(last.error)
 
 
 def test_a_deadline() -> None:
@@ -310,3 +315,82 @@ def test_health_and_errors_that_travel() -> None:
 
     assert str(_portable(output(97, "error", Local(1, 2))).error) == "Local: of two"
     assert isinstance(_portable(output(97, "error", KeyError("a"))).error, KeyError)
+
+
+# ---- the router
+
+
+class FakeReplica:
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, DeploymentID("Engine", "xlstm"))
+
+
+class Routed:
+    """A router with replicas that have so many requests each."""
+
+    def __init__(self, busy_at: int = 4, **requests: int) -> None:
+        self.router = StickyRouter.__new__(StickyRouter)  # without a cluster to ask
+        self.router.initialize_state(chunk=16, busy_at=busy_at)
+        self.router._replica_queue_len_cache = ReplicaQueueLengthCache()
+        self.replicas = {name: FakeReplica(name) for name in requests}
+        for name, count in requests.items():
+            self.router.replica_queue_len_cache.update(self.replicas[name].replica_id, count)
+
+    def ranks(self, request: Request, avoid: frozenset[str] = frozenset()) -> list[list[str]]:
+        ranks = asyncio.run(self._choose([Attempt(request, avoid)]))
+        return [[replica.replica_id.unique_id for replica in rank] for rank in ranks]
+
+    async def _choose(self, args: list[Any]) -> list[list[Any]]:
+        pending = PendingRequest(args=args, kwargs={}, metadata=None)
+        ranks = await self.router.choose_replicas(list(self.replicas.values()), pending)
+        assert pending.routing_context.should_backoff
+        return ranks
+
+    def went_to(self, name: str, request: Request) -> None:
+        async def tell() -> None:
+            pending = PendingRequest(args=[Attempt(request)], kwargs={}, metadata=None)
+            self.router.on_request_routed(pending, self.replicas[name].replica_id, None)
+
+        asyncio.run(tell())
+
+
+def test_a_session_before_a_beginning_before_a_hash() -> None:
+    routed = Routed(a=0, b=0, c=0, d=0)
+    begin = [*range(40)]
+    first, *rest = (rank for (rank,) in routed.ranks(request_of(begin)))
+    assert {first, *rest} == {"a", "b", "c", "d"}
+    assert (
+        routed.ranks(request_of([*begin, 1])) == routed.ranks(request_of(begin[:17])) == [[first], *[[x] for x in rest]]
+    )
+    routed.went_to(rest[0], request_of(begin))  # as the others were busy
+    routed.went_to(rest[1], request_of(begin[:20]))
+    routed.went_to(rest[2], request_of([9] * 40, session="s"))
+    assert routed.ranks(request_of([*begin, 1]))[0] == [rest[0]]
+    assert routed.ranks(request_of([*begin[:30], 7]))[0] == [rest[1]]
+    assert routed.ranks(request_of([*begin, 1], session="s"))[0] == [rest[2]]
+    assert routed.ranks(request_of([*begin, 1], session="another"))[0] == [rest[0]]
+
+
+def test_routers_agree_and_keep_to_it() -> None:
+    """Another replica takes over about its share of the beginnings, and moves no others."""
+    requests = [request_of([n, *range(30)]) for n in range(60)]
+    three, again, four = Routed(a=0, b=0, c=0), Routed(c=0, a=0, b=0), Routed(a=0, b=0, c=0, d=0)
+    before = [three.ranks(request)[0][0] for request in requests]
+    after = [four.ranks(request)[0][0] for request in requests]
+    assert [again.ranks(request)[0][0] for request in requests] == before
+    assert all(new in (old, "d") for old, new in zip(before, after, strict=True))
+    assert all(8 <= before.count(name) <= 32 for name in "abc") and 5 <= after.count("d") <= 25
+
+
+def test_busy_and_failed_replicas() -> None:
+    routed = Routed(a=4, b=3, c=9, d=0)
+    *free, busy = routed.ranks(request_of([5] * 40))
+    assert sorted(free) == [["b"], ["d"]] and sorted(busy) == ["a", "c"]
+    assert routed.ranks(request_of([5] * 40), frozenset("bd")) == [busy]
+    assert routed.ranks(request_of([5] * 40), frozenset("abcd")) == []
+
+
+def test_other_calls_go_to_any_replica() -> None:
+    routed = Routed(a=0, b=0)
+    (rank,) = asyncio.run(routed._choose([]))
+    assert len(rank) == 2

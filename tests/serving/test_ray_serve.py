@@ -169,16 +169,18 @@ def test_a_killed_replica_loses_no_request(cluster: ServeCluster) -> None:
 
 
 def test_a_rolling_update_loses_no_request(cluster: ServeCluster) -> None:
-    """Requests all the time, while every replica is replaced, of the ingress, too."""
+    """Requests all the time, while every replica is replaced, of the ingress, too. One is longer than a replica that
+    is to end may take: it is written again by another.
+    """
     old = {**cluster.replicas(), **cluster.replicas("Ingress")}
     over, answers, failures = threading.Event(), [0], list[str]()
 
     def ask(number: int) -> None:
         with httpx.Client(base_url=cluster.url, timeout=60) as client:
             while not over.is_set():
-                answer = client.post(
-                    "/v1/completions", json=body(prompt(700 + number), max_tokens=150, stream=number % 2 == 0)
-                )
+                count = 3000 if number == 0 else 150
+                fields = body(prompt(700 + number), max_tokens=count, stream=number % 2 == 0)
+                answer = client.post("/v1/completions", json=fields)
                 if answer.status_code != 200 or '"error"' in answer.text or "length" not in answer.text:
                     failures.append(f"{answer.status_code}: {answer.text[-300:]}")
                 answers[0] += 1

@@ -23,7 +23,10 @@ from support.http_server import until
 from support.served_model import DEMO
 from xlstm_hip.serving.ray_serve import build_app
 
-ENGINE = {"num_replicas": 2, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1}}
+ENGINE = {
+    "num_replicas": 2, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1},
+    "graceful_shutdown_timeout_s": 1.0,
+}  # fmt: skip
 OPTIONS = {
     "model": str(DEMO), "dtype": "float32", "threads": 1, "slots": 8, "prefill_chunk": 16, "token_budget": 32,
     "engine": ENGINE, "ingress": {"ray_actor_options": {"num_cpus": 0.5, "resources": {"head": 0.1}}},

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from ..admission import Admission
@@ -215,8 +215,8 @@ class Replicas:
                         on_output(new._replace(id=request_id))
                     if output.finish_reason is not None:
                         return
-        except DeploymentUnavailableError as error:
-            raise AnswerLost(f"no replica can be started: {error.message}") from error
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise AnswerLost(f"no replica takes this request: {error.message}") from error
         except RayTaskError as error:  # raised by the replica's code
             if isinstance(error, EngineClosed):
                 raise _Lost("its engine takes no more requests", replica) from error

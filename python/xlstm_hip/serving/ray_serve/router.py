@@ -40,8 +40,9 @@ class StickyRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         assert pending_request is not None
         pending_request.routing_context.should_backoff = True  # or it would be asked again without a pause
-        (attempt,) = pending_request.args
-        assert isinstance(attempt, Attempt)
+        attempt = _attempt_of(pending_request)
+        if attempt is None:
+            return [candidate_replicas]
         keys = keys_of(attempt.request, self._chunk)
         candidates = {x.replica_id: x for x in candidate_replicas if x.replica_id.unique_id not in attempt.avoid}
         order = sorted(candidates, key=lambda x: _score(keys[-1], x), reverse=True)
@@ -54,12 +55,19 @@ class StickyRouter(RequestRouter):
         return [*ranks, [candidates[x] for x in busy]] if busy else ranks
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
-        (attempt,) = pending_request.args
+        attempt = _attempt_of(pending_request)
+        if attempt is None:
+            return
         for key in keys_of(attempt.request, self._chunk):
             self._last[key] = replica_id
             self._last.move_to_end(key)
         while len(self._last) > REMEMBERED:
             self._last.popitem(last=False)
+
+
+def _attempt_of(pending: PendingRequest) -> Attempt | None:
+    """None: of a call that asks for no answer."""
+    return next((value for value in pending.args if isinstance(value, Attempt)), None)
 
 
 def _score(key: bytes, replica: ReplicaID) -> bytes:

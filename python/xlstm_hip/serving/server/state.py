@@ -53,7 +53,7 @@ class ServerState:
             return "failed"
         if self.door.closed:
             return "draining"
-        return "ready" if self.snapshots() else "waiting for a replica"
+        return "ready" if any(one.healthy for one in self.snapshots().values()) else "waiting for a replica"
 
     def ready(self) -> Served:
         """The model, or an error that says why it does not answer."""
