@@ -80,7 +80,8 @@ def test_it_answers_as_the_server_does(cluster: ServeCluster) -> None:
                 expected, actual = (httpx.post(url + path, json=fields) for url in (server.url, cluster.url))
                 assert actual.status_code == expected.status_code, (fields, actual.text)
                 assert comparable(actual.json()) == comparable(expected.json())
-    assert httpx.get(f"{cluster.url}/health").status_code == 200
+    health = httpx.get(f"{cluster.url}/health", headers={"X-Request-Id": "mine"})
+    assert health.status_code == 200 and health.headers.get_list("x-request-id") == ["mine"]
     ready = httpx.get(f"{cluster.url}/ready").json()
     assert ready == {"status": "ready", "running": 0, "waiting": 0, "slots": 16, "replicas": 2}
     assert cluster.written("slots") == dict.fromkeys(cluster.replicas(), 8)

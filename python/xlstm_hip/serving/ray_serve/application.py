@@ -21,6 +21,7 @@ ROUTER = "xlstm_hip.serving.ray_serve.router.StickyRouter"
 SHUTDOWN_SECONDS = 120.0  # for answers that run in a replica that is to end
 STARTS = 3  # a model that cannot be loaded is not tried twenty times
 MANY = 1 << 16
+NO_LINES = {"enable_access_log": False}  # of Serve for each call: the server writes its own for each request
 SET_HERE = ("name", "request_router_config", "user_config")
 
 # An ingress has no model: the next one is started before the old one ends, and the engine's queue is what limits.
@@ -29,12 +30,14 @@ _ingress = serve.deployment(
     max_ongoing_requests=MANY,
     max_surge_percent=100,
     graceful_shutdown_timeout_s=SHUTDOWN_SECONDS,
+    logging_config=NO_LINES,
     max_constructor_retry_count=STARTS,
 )(serve.ingress()(Ingress))
 _engine = serve.deployment(
     name="Engine",
     graceful_shutdown_timeout_s=SHUTDOWN_SECONDS,
     health_check_period_s=2.0,
+    logging_config=NO_LINES,
     max_constructor_retry_count=STARTS,
 )(EngineReplica)
 

@@ -33,7 +33,7 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Of Serve: called after __init__."""
         spans = Spans() if self._args.otel else None
-        app = create_app(self._state, self._args.cors_origin, spans)
+        app = create_app(self._state, self._args.cors_origin, spans, writes_id=False)  # Serve's proxy does
         vocab, special = self._config.vocab_size, self._special_tokens
 
         @contextlib.asynccontextmanager
