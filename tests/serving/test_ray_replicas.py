@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve._private.common import DeploymentID
@@ -14,6 +16,8 @@ from ray.serve._private.request_router.common import ReplicaQueueLengthCache
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.request_router import PendingRequest, ReplicaID
 
+from support.fake_engine import FakeEngine, served_by
+from support.http_server import running
 from support.served_model import DEMO
 from xlstm_hip.models.text import TokenLogprob
 from xlstm_hip.models.tokenizer import BYTES
@@ -128,7 +132,7 @@ def answering(end: BaseException | None = None, after: int = len(TEXT), text: st
         yield name
         for n, letter in enumerate(text[:after]):
             token = TokenLogprob(ord(letter), letter, -float(n), [])
-            yield [output(ord(letter), "length" if n == len(text) - 1 else None, logprobs=[token])]
+            yield [output(ord(letter), "length" if n == len(text) - 1 else None, logprobs=[token], new_tokens=n + 1)]
         if end is not None:
             raise end
 
@@ -207,13 +211,47 @@ def test_a_failed_engine_is_avoided() -> None:
     assert [attempt.avoid for attempt in handle.attempts] == [frozenset(), {"r7"}, {"r7", "r8"}]
 
 
-def test_an_answer_that_becomes_another_is_lost() -> None:
-    """Text of two halves goes to nobody."""
-    outputs = ask(FakeHandle(answering(ActorDiedError(), 4), answering(text="abXdefgh")))
-    assert "".join(one.text for one in outputs) == "abcd" and outputs[-1].finish_reason == "error"
-    failure = failure_of(outputs[-1])
+@pytest.mark.parametrize("text", ["abXdefgh", "Xbcdefgh", "ab"])
+def test_an_answer_that_becomes_another(text: str) -> None:
+    """At its place, or as it ends too early: what was delivered is void, and all of the other answer follows."""
+    handle = FakeHandle(answering(ActorDiedError(), 4), answering(ActorDiedError(), 2), answering(text=text))
+    outputs = ask(handle)
+    (void,) = (n for n, one in enumerate(outputs) if one.error is not None)
+    assert "".join(one.text for one in outputs[:void]) == "abcd" and outputs[void].finish_reason is None
+    assert "".join(one.text for one in outputs[void:]) == text
+    assert [one.logprob for each in outputs[void:] for one in each.logprobs or ()] == [
+        -float(n) for n in range(len(text))
+    ]
+    failure = failure_of(outputs[void])
     assert failure is not None and (failure.status, failure.code) == (503, "answer_lost")
     assert "another one writes it otherwise" in failure.message
+
+
+class ScriptedEngine(FakeEngine):
+    """Answers every request with what Replicas made of two answers."""
+
+    def __init__(self, outputs: list[Output]) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
+        for one in self._outputs:
+            on_output(one)
+
+
+def test_who_is_told_that_an_answer_became_another() -> None:
+    """Text of two halves goes to nobody: a stream ends with an error, an answer at its end is the other one."""
+    request = request_of([1, 2, 3], params=SamplingParams(max_tokens=8))
+    outputs = ask(FakeHandle(answering(ActorDiedError(), 4), answering(text="abXdefgh")), request)
+    fields = {"model": "fake", "prompt": "a", "max_tokens": 8}
+    with running(served_by(ScriptedEngine(outputs))) as server:
+        url = f"{server.url}/v1/completions"
+        answer = httpx.post(url, json=fields).json()
+        stream = httpx.post(url, json=fields | {"stream": True}).text
+    assert answer["choices"][0]["text"] == "abXdefgh" and answer["usage"]["completion_tokens"] == 8
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "abcd"
+    assert events[-1]["error"]["code"] == "answer_lost" and stream.endswith("data: [DONE]\n\n")
 
 
 def test_a_request_that_ends_every_replica() -> None:

@@ -3,8 +3,9 @@
 
 An answer follows from its prompt, its parameters and its seed, so that another replica writes it again from the start,
 and what was delivered before is left out. A request without a seed gets one here, for that. Tokens are compared with
-those that were delivered: where the other replica rounds otherwise, or has another version of the model, the client is
-told that its answer is lost, and has no text of two halves.
+those that were delivered: where the other replica rounds otherwise, or has another version of the model, what was
+delivered is void. A stream of it ends with an error, and never with a text of two halves; an answer that is sent at its
+end is the other replica's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ..admission import Admission
@@ -51,26 +52,41 @@ class _Delivered:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._characters = 0
-        self._at = self._at_character = 0
+        self.begin_again()
 
     def begin_again(self) -> None:
         self._at = self._at_character = 0
+        self._repeated: list[Output] = []  # of this attempt: they were delivered before, by another
 
-    def new(self, output: Output) -> Output:
-        """The output without what was delivered before. Raises AnswerLost if that was something else."""
+    def new(self, output: Output) -> list[Output]:
+        """What is to be delivered of an output: if it is not what was delivered at its place, that this is void, and
+        the whole answer so far.
+        """
         known = self.tokens[self._at : self._at + len(output.tokens)]
-        if output.tokens[: len(known)] != known:
-            raise AnswerLost(
-                "the machine that wrote this answer is gone, and another one writes it otherwise than it began; "
-                "ask again"
-            )
+        end = self._at + len(output.tokens)
+        is_short = output.finish_reason in ("stop", "length") and end < len(self.tokens)
+        if is_short or output.tokens[: len(known)] != known:
+            outputs = [_void(output), *self._repeated, output]
+            self.tokens = [token for one in outputs for token in one.tokens]
+            self._characters = sum(len(one.text) for one in outputs)
+            self._at, self._at_character, self._repeated = len(self.tokens), self._characters, []
+            return outputs
+        self._repeated = [*self._repeated, output] if known else []
         skipped = min(max(self._characters - self._at_character, 0), len(output.text))
-        self._at += len(output.tokens)
-        self._at_character += len(output.text)
+        self._at, self._at_character = end, self._at_character + len(output.text)
         self.tokens += output.tokens[len(known) :]
         self._characters = max(self._characters, self._at_character)
         logprobs = None if output.logprobs is None else output.logprobs[len(known) :]
-        return output._replace(tokens=output.tokens[len(known) :], text=output.text[skipped:], logprobs=logprobs)
+        rest = output._replace(tokens=output.tokens[len(known) :], text=output.text[skipped:], logprobs=logprobs)
+        return [rest] if rest.tokens or rest.text or rest.finish_reason is not None else []
+
+
+def _void(output: Output) -> Output:
+    error = AnswerLost(
+        "the machine that wrote this answer is gone, and another one writes it otherwise than it began; ask again"
+    )
+    none: list[Any] | None = None if output.logprobs is None else []
+    return output._replace(tokens=[], text="", logprobs=none, finish_reason=None, stop=None, error=error, new_tokens=0)
 
 
 class Replicas:
@@ -137,8 +153,8 @@ class Replicas:
                 self._snapshots = dict(one for one in found if not isinstance(one, BaseException))
             except DeploymentUnavailableError:  # there is none
                 self._snapshots = {}
-            except TimeoutError:
-                say("replicas did not say what they count", logging.WARNING, seconds=LOOK_TIMEOUT)
+            except (TimeoutError, RayError, RayServeException) as error:
+                say("replicas did not say what they count", logging.WARNING, why=f"{type(error).__name__}: {error}")
             await asyncio.sleep(LOOK_SECONDS)
 
     def _begin(self, request: Request, on_output: Callable[[Output], None]) -> None:
@@ -210,8 +226,7 @@ class Replicas:
                 for output in item:
                     if output.finish_reason == "cancelled" or isinstance(output.error, EngineFailed):
                         raise _Lost(f"its engine ended: {output.error or output.finish_reason}", replica)
-                    new = delivered.new(output)
-                    if new.tokens or new.text or new.finish_reason is not None:
+                    for new in delivered.new(output):
                         on_output(new._replace(id=request_id))
                     if output.finish_reason is not None:
                         return

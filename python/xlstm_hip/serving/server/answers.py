@@ -60,6 +60,10 @@ class Answer(abc.ABC):
         self.choices[choice].texts.append(output.text)
         self.choices[choice].logprobs += output.logprobs or ()
 
+    def begin_again(self, choice: int) -> None:
+        """What was taken of it is void."""
+        self.choices[choice] = Choice()
+
     @property
     def prompt_tokens(self) -> int:
         """A prompt with n answers counts once, as it is read once."""

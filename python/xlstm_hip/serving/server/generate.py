@@ -19,7 +19,7 @@ from .generation import ENDED, Generation, failure_of
 from .logs import Record
 from .openai_types import SamplingBody, parse
 from .sampling_fields import check_counts, requests_of, structure_of
-from .served import Served
+from .served import AnswerLost, Served
 from .state import ServerState
 from .streaming import EventStream, watch
 
@@ -111,6 +111,9 @@ async def _whole(generation: Generation, answer: Answer) -> Response:
             if generation.cause is not None:
                 raise ClientLeft
             for choice, output in generation.outputs():
+                if isinstance(output.error, AnswerLost) and output.finish_reason is None:
+                    answer.begin_again(choice)
+                    continue
                 answer.take(choice, output)
                 failure = failure_of(output)
                 if failure is not None:

@@ -141,7 +141,7 @@ class Generation:
 def failure_of(output: Output) -> ApiError | None:
     """The error of a request that ended with one."""
     reason = output.finish_reason
-    if reason == "error" and isinstance(output.error, AnswerLost):
+    if isinstance(output.error, AnswerLost):
         return ApiError(503, str(output.error), code="answer_lost", retry_after=1)
     if reason == "error":
         # What an exception says may be of use to an attacker, its type is enough for a report. The log has both.

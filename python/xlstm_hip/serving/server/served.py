@@ -33,7 +33,11 @@ class EngineLike(Protocol):
 
 
 class AnswerLost(RuntimeError):
-    """What wrote an answer is gone, and the answer cannot go on elsewhere. A client is told these words."""
+    """What wrote an answer is gone, and the answer cannot go on elsewhere. A client is told these words.
+
+    The error of an output without a finish reason: what was delivered is void, and another answer follows, for those
+    who have shown nothing of it yet.
+    """
 
 
 @dataclass(frozen=True)
