@@ -130,7 +130,7 @@ def test_a_busy_replica_is_passed_over(cluster: ServeCluster) -> None:
     clients = [Client(cluster, [*prompt(400), 10 + n], max_tokens=600) for n in range(12)]
     assert all(client.whole() for client in clients)
     few, many = sorted(grown(cluster, "requests_accepted", before).values())
-    assert few + many == 12 and 8 <= many <= 11  # not exactly the slots: many are routed at a time
+    assert few + many == 12 and 1 <= few < many  # not exactly the slots: many are routed at a time
 
 
 @pytest.mark.parametrize("stream", [True, False])
