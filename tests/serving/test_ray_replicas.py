@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -71,6 +73,14 @@ def test_options_are_those_of_the_command() -> None:
     assert options.ELSEWHERE.keys() <= vars(args).keys() and args.model == str(DEMO)
     with pytest.raises(ValueError, match="args: expected a mapping of options, got None"):
         build_app(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", ["ray", "grpc"])
+def test_without_the_extra(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import xlstm_hip.serving.ray_serve"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    words = f'xlstm_hip.serving.ray_serve needs {package}: pip install "xlstm_hip[ray-serve]"'
+    assert done.returncode == 1 and done.stderr.strip().endswith(words), done.stderr
 
 
 def request_of(tokens: list[int], **fields: Any) -> Request:

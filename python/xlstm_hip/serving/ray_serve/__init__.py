@@ -4,18 +4,17 @@
 It needs the packages of the extra `ray-serve`.
 """
 
-from ..._core.extras import optional_module
 from ...cli.serve import check_packages
 
 NEEDED_BY = "xlstm_hip.serving.ray_serve"
 
 check_packages(NEEDED_BY)
-optional_module("ray", NEEDED_BY)
 try:
     import ray.serve  # noqa: F401
 except ModuleNotFoundError as error:
-    text = f'{NEEDED_BY} needs {error.name}: pip install "xlstm_hip[ray-serve]"'
-    raise ModuleNotFoundError(text, name=error.name) from None
+    package = (error.name or "ray").partition(".")[0]
+    text = f'{NEEDED_BY} needs {package}: pip install "xlstm_hip[ray-serve]"'
+    raise ModuleNotFoundError(text, name=package) from None
 
 from .application import build_app  # noqa: E402
 
