@@ -236,8 +236,14 @@ def test_the_deployment_file(cluster: ServeCluster, tmp_path: Path) -> None:
     assert httpx.get(f"{there.url}/v1/models").status_code == 401
     assert httpx.get(f"{there.url}/v1/models", headers=there.headers).json()["data"][0]["id"] == "demo"
     assert len(cluster.replicas("Engine", "file")) == 1
-    clients = [Client(there, prompt(800 + n), max_tokens=1500) for n in range(6)]
-    until(lambda: len(cluster.replicas("Engine", "file")) == 2, 30)
+    clients: list[Client] = []
+
+    def is_more_under_load() -> bool:
+        unfinished = sum(client.is_alive() for client in clients)
+        clients.extend(Client(there, prompt(800 + n), max_tokens=800) for n in range(6 - unfinished))
+        return len(cluster.replicas("Engine", "file")) == 2
+
+    until(is_more_under_load, 40)
     assert all(client.whole() for client in clients)
     serve.delete("file")
 
