@@ -169,6 +169,19 @@ def test_a_killed_replica_loses_no_request(cluster: ServeCluster) -> None:
     until(lambda: cluster.ready() and len(cluster.replicas()) == 2 and home not in cluster.replicas(), 30)
 
 
+def test_a_failed_engine_loses_no_request(cluster: ServeCluster) -> None:
+    """Its process lives on until Serve's health check ends it, and is asked in vain meanwhile."""
+    tokens = prompt(650)
+    expected = cluster.text(tokens, max_tokens=LONG)
+    home = home_of(cluster, tokens)
+    clients = [Client(cluster, tokens, max_tokens=LONG, stream=stream) for stream in (True, False)]
+    assert clients[0].some.wait(20)
+    cluster.fail_engine(home)
+    clients.append(Client(cluster, tokens, max_tokens=LONG))
+    assert [client.whole() for client in clients] == [expected] * 3
+    until(lambda: cluster.ready() and home not in cluster.replicas() and len(cluster.replicas()) == 2, 30)
+
+
 def test_a_rolling_update_loses_no_request(cluster: ServeCluster) -> None:
     """Requests all the time, while every replica is replaced, of the ingress, too. One is longer than a replica that
     is to end may take: it is written again by another.

@@ -8,24 +8,27 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
+import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
-from ray import serve
+from ray import cloudpickle, serve
 from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 
 from support.http_server import until
 from support.served_model import DEMO
-from xlstm_hip.serving.ray_serve import build_app
+from xlstm_hip.serving.ray_serve import application, build_app
+from xlstm_hip.serving.ray_serve.replica import EngineReplica
 
 ENGINE = {
     "num_replicas": 2, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1},
-    "graceful_shutdown_timeout_s": 1.0,
+    "graceful_shutdown_timeout_s": 1.0, "health_check_period_s": 0.3,
 }  # fmt: skip
 OPTIONS = {
     "model": str(DEMO), "dtype": "float32", "threads": 1, "slots": 8, "prefill_chunk": 16, "token_budget": 32,
@@ -33,6 +36,21 @@ OPTIONS = {
 }  # fmt: skip
 
 HEAD = {"num_cpus": 4, "include_dashboard": False, "resources": {"head": 1}}
+
+
+class BreakableReplica(EngineReplica):
+    def fail_engine(self, name: str) -> None:
+        """Of the replica with this name: its engine's next step raises."""
+
+        def step() -> bool:
+            raise RuntimeError("broken on purpose")
+
+        if name == self._name:
+            assert self._engine is not None
+            self._engine._stepper.step = step  # type: ignore[method-assign]
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # replicas do not import from tests/
 
 
 def free_port() -> int:
@@ -52,7 +70,9 @@ class ServeCluster:
 
     def deploy(self, **changes: Any) -> None:
         """Returns when all replicas are ready, those of a version that is replaced have ended or are about to."""
-        serve.run(build_app(OPTIONS | changes), name="xlstm", route_prefix="/")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(application, "_engine", application._engine.options(func_or_class=BreakableReplica))
+            serve.run(build_app(OPTIONS | changes), name="xlstm", route_prefix="/")
         until(self.ready, 30)
 
     def ready(self) -> bool:
@@ -73,6 +93,9 @@ class ServeCluster:
 
     def kill(self, replica: str) -> None:
         os.kill(self.replicas()[replica], signal.SIGKILL)
+
+    def fail_engine(self, replica: str) -> None:
+        serve.get_deployment_handle("Engine", "xlstm").broadcast("fail_engine", replica).results(timeout_s=20)
 
     def counts(self, name: str) -> dict[str, float]:
         """A field of each replica's Snapshot, as it is now; /metrics may be a second old."""
