@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -396,7 +397,9 @@ class Routed:
 
     def went_to(self, name: str, request: Request) -> None:
         async def tell() -> None:
-            pending = PendingRequest(args=[Attempt(request)], kwargs={}, metadata=None)
+            pending = PendingRequest(
+                args=[Attempt(request)], kwargs={}, metadata=SimpleNamespace(internal_request_id="1")
+            )
             self.router.on_request_routed(pending, self.replicas[name].replica_id, None)
 
         asyncio.run(tell())
@@ -436,6 +439,20 @@ def test_busy_and_failed_replicas() -> None:
     assert sorted(free) == [["b"], ["d"]] and sorted(busy) == ["a", "c"]
     assert routed.ranks(request_of([5] * 40), frozenset("bd")) == [busy]
     assert routed.ranks(request_of([5] * 40), frozenset("abcd")) == []
+
+
+def test_a_replica_of_which_nothing_is_known() -> None:
+    """It is as busy as this router has made it; nobody waits for its word."""
+    routed = Routed(busy_at=1, a=0, b=9)
+    routed.router.replica_queue_len_cache.invalidate_key(routed.replicas["a"].replica_id)
+    assert routed.ranks(request_of([1])) == [["a"], ["b"]]
+    assert routed.router.replica_queue_len_cache.get(routed.replicas["a"].replica_id) == 0
+    routed.went_to("a", request_of([1]))
+    routed.router.replica_queue_len_cache.invalidate_key(routed.replicas["a"].replica_id)
+    assert [set(rank) for rank in routed.ranks(request_of([1]))] == [{"a", "b"}]
+    routed.router.on_request_completed(routed.replicas["a"].replica_id, "1")
+    routed.router.replica_queue_len_cache.invalidate_key(routed.replicas["a"].replica_id)
+    assert routed.ranks(request_of([1])) == [["a"], ["b"]]
 
 
 def test_other_calls_go_to_any_replica() -> None:

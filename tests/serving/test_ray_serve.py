@@ -124,24 +124,34 @@ def test_a_session_goes_on_where_its_state_is(cluster: ServeCluster) -> None:
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 40 + 12 - 1
 
 
+def leaving_client(cluster: ServeCluster, tokens: list[int], stream: bool) -> socket.socket:
+    """Asks for more than it will wait for; when it closes its socket it is gone."""
+    address = httpx.URL(cluster.url)
+    client = socket.create_connection((address.host, address.port))
+    fields = body(tokens, max_tokens=20000, stream=stream)
+    client.sendall(post("/v1/completions", json.dumps(fields).encode()))
+    return client
+
+
 def test_a_busy_replica_is_passed_over(cluster: ServeCluster) -> None:
-    """More requests that begin alike than one replica has slots: the other one takes the rest."""
-    before = cluster.counts("requests_accepted")
-    clients = [Client(cluster, [*prompt(400), 10 + n], max_tokens=600) for n in range(12)]
-    assert all(client.whole() for client in clients)
-    few, many = sorted(grown(cluster, "requests_accepted", before).values())
-    assert few + many == 12 and 1 <= few < many  # not exactly the slots: many are routed at a time
+    """While as many requests that begin alike as it has slots are answered, the next one goes to the other."""
+    tokens, before = prompt(400), cluster.counts("requests_accepted")
+    clients = []
+    for n in range(8):
+        clients.append(leaving_client(cluster, [*tokens, 10 + n], stream=True))
+        until(lambda: sum(cluster.counts("running").values()) == len(clients))
+    assert sorted(cluster.counts("running").values()) == [0, 8]
+    cluster.ask([*tokens, 9], max_tokens=1)
+    assert sorted(grown(cluster, "requests_accepted", before).values()) == [1, 8]
+    for client in clients:
+        client.close()
+    until(lambda: not sum(cluster.counts("running").values()))
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves(cluster: ServeCluster, stream: bool) -> None:
     """Its request ends in the replica, streamed or not."""
-    accepted = sum(cluster.counts("requests_accepted").values())
-    address = httpx.URL(cluster.url)
-    with socket.create_connection((address.host, address.port)) as client:
-        fields = body(prompt(500), max_tokens=20000, stream=stream)
-        client.sendall(post("/v1/completions", json.dumps(fields).encode()))
-        until(lambda: sum(cluster.counts("requests_accepted").values()) > accepted)
+    with leaving_client(cluster, prompt(500), stream):
         until(lambda: sum(cluster.counts("running").values()) == 1)
     until(lambda: not sum(cluster.counts("running").values()), 5)
 

@@ -34,6 +34,7 @@ class StickyRouter(RequestRouter):
     def initialize_state(self, chunk: int, busy_at: int) -> None:  # type: ignore[override]
         self._chunk, self._busy_at = chunk, busy_at
         self._last: OrderedDict[bytes, ReplicaID] = OrderedDict()  # by key; the used last at the end
+        self._running: dict[ReplicaID, set[str]] = {}  # requests from here
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -50,7 +51,7 @@ class StickyRouter(RequestRouter):
         if known is not None:
             order.remove(known)
             order.insert(0, known)
-        busy = [x for x in order if (self.replica_queue_len_cache.get(x) or 0) >= self._busy_at]
+        busy = [x for x in order if self._requests_of(x) >= self._busy_at]
         ranks = [[candidates[x]] for x in order if x not in busy]
         return [*ranks, [candidates[x] for x in busy]] if busy else ranks
 
@@ -58,11 +59,27 @@ class StickyRouter(RequestRouter):
         attempt = _attempt_of(pending_request)
         if attempt is None:
             return
+        self._running.setdefault(replica_id, set()).add(pending_request.metadata.internal_request_id)
         for key in keys_of(attempt.request, self._chunk):
             self._last[key] = replica_id
             self._last.move_to_end(key)
         while len(self._last) > REMEMBERED:
             self._last.popitem(last=False)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        running = self._running.get(replica_id, set())
+        running.discard(internal_request_id)
+        if not running:
+            self._running.pop(replica_id, None)
+
+    def _requests_of(self, replica: ReplicaID) -> int:
+        """As the replica said last. Where that is long ago, those from here: else Serve would ask it first, and take
+        another one if its answer took a tenth of a second.
+        """
+        known, own = self.replica_queue_len_cache.get(replica), len(self._running.get(replica, ()))
+        if known is None:
+            self.replica_queue_len_cache.update(replica, own)
+        return own if known is None else known
 
 
 def _attempt_of(pending: PendingRequest) -> Attempt | None:
