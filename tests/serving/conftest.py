@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's tests need what the server needs, and clients."""
+"""The server's tests need what the server needs, and clients; those of Ray Serve its packages, too."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ MISSING = [package for package in NEEDED if not is_installed(package)]
 if MISSING:
     warnings.warn(f"tests/serving/test_server_*.py are left out without {', '.join(MISSING)}", stacklevel=1)
 collect_ignore_glob = ["test_server_*.py"] if MISSING else []
+
+SERVE = ("ray", "grpc", "aiohttp", "aiohttp_cors", "colorful", "opencensus", "smart_open", "virtualenv", "watchfiles")
+MISSING_SERVE = MISSING + [package for package in SERVE if not is_installed(package)]
+if MISSING_SERVE:
+    warnings.warn(f"tests/serving/test_ray_*.py are left out without {', '.join(MISSING_SERVE)}", stacklevel=1)
+    collect_ignore_glob.append("test_ray_*.py")

@@ -202,6 +202,31 @@ def test_metrics(http: httpx.Client, engine: FakeEngine) -> None:
     assert {"xlstm_hip_requests_waiting", "xlstm_hip_requests_running"} <= {name for name, *_ in samples}
 
 
+def test_an_engine_that_is_many(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica's counts have its name; without a replica /ready says why nothing is answered."""
+    one = engine.metrics()
+    by_replica = {"r1": one, "r2": one}
+    monkeypatch.setattr(engine, "metrics", lambda: by_replica)
+    with running(served_by(engine)) as server, httpx.Client(base_url=server.url) as http:
+        expected = {"status": "ready", "running": 0, "waiting": 0, "slots": 2 * engine.slots, "replicas": 2}
+        assert http.get("/ready").json() == expected
+        families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+        for name in (
+            "slots",
+            "prefix_cache_hits",
+            "engine_healthy",
+            "requests_finished",
+            "time_to_first_token_seconds",
+        ):
+            replicas = [sample.labels["replica"] for sample in families[f"xlstm_hip_{name}"].samples]
+            assert set(replicas) == ({"r1", "r2"} if replicas else set())
+        assert "r2" in str(families["xlstm_hip_time_to_first_token_seconds"].samples)
+        by_replica.clear()
+        ready = http.get("/ready")
+        assert ready.status_code == 503 and ready.json() == {"status": "waiting for a replica"}
+        assert http.get("/health").status_code == 200 and "xlstm_hip_model_loaded 0.0" in http.get("/metrics").text
+
+
 def test_cors(engine: FakeEngine) -> None:
     origin = {"Origin": "https://page.example"}
     asked = origin | {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}

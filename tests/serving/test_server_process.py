@@ -114,7 +114,7 @@ def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         until(lambda: '"draining"' in server.log)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.ended() == 128 + signal.SIGTERM and time.monotonic() - began < 3
+        assert server.ended() == 128 + signal.SIGTERM and time.monotonic() - began < 10
         stream.join(20)
         assert stream.error and "[DONE]" not in stream.text
 
@@ -162,10 +162,10 @@ def test_an_engine_killed_under_load(tmp_path: Path) -> None:
             assert stream.text.endswith("data: [DONE]\n\n") and not stream.error
             assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
             assert len("".join(event["choices"][0]["text"] for event in stream.events)) == 400
-        until(lambda: metrics(server)["xlstm_hip_replicas_up"] == 2)
+        until(lambda: httpx.get(f"{server.url}/ready").json().get("replicas") == 2)
         until(lambda: metrics(server)["xlstm_hip_slots_used"] == 0)
         found = metrics(server)
-        assert found["xlstm_hip_replica_restarts_total"] == 1 and found["xlstm_hip_requests_continued_total"] > 0
+        assert found["xlstm_hip_engine_restarts_total"] == 1 and found["xlstm_hip_requests_continued_total"] > 0
         left = children(server.process.pid)
         os.kill(left[0], signal.SIGTERM)  # which a service's stop sends to all its processes
         server.process.send_signal(signal.SIGTERM)

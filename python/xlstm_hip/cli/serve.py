@@ -9,15 +9,15 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._core.extras import EXTRA_OF, optional_module
 from ..models.chat_template import load_chat_template
-from ..models.config_files import read_config
+from ..models.config_files import SpecialTokens, read_config
 from ..models.hub import checkpoint_folder
-from ..models.tokenizer import load_tokenizer
+from ..models.tokenizer import Tokenizer, load_tokenizer
 from ..serving import Engine, EngineConfig, Router
 from .common import (
     CHECKPOINT,
@@ -30,6 +30,9 @@ from .common import (
     refuse_options,
 )
 from .writing import add_template_option, check_template_option
+
+if TYPE_CHECKING:
+    from ..serving import server
 
 EXAMPLES = """examples:
   xlstm-hip serve models/demo
@@ -246,17 +249,16 @@ def start_engine(args: argparse.Namespace, folder: Path, config: EngineConfig, n
     return Engine(model, load_tokenizer(folder, model.config.vocab_size), config).start()
 
 
-def run(args: argparse.Namespace) -> int:
+def check_packages(needed_by: str) -> None:
     for package, extra in EXTRA_OF.items():
         if extra == "serve":
-            optional_module(package, "xlstm-hip serve")
+            optional_module(package, needed_by)
+
+
+def limits_of(args: argparse.Namespace) -> server.Limits:
     from ..serving import server
 
-    check_template_option(args)
-    config, keys = engine_config(args), server.load_keys(args.api_key_file)
-    if not keys:
-        refuse_options(args, ("max_requests_per_key",), "API keys with it")
-    limits = server.Limits(
+    return server.Limits(
         max_body_bytes=args.max_body_mb * MIB,
         max_prompt_tokens=args.max_prompt_tokens,
         max_new_tokens=args.max_new_tokens,
@@ -265,27 +267,59 @@ def run(args: argparse.Namespace) -> int:
         request_seconds=args.request_timeout,
         stall_seconds=args.stall_timeout,
     )
-    folder = checkpoint_folder("model", args.model, revision=args.revision)
-    if args.engines > 1:
-        engine_device(args, 0)
+
+
+def keys_of(args: argparse.Namespace) -> server.Keys:
+    from ..serving import server
+
+    keys = server.load_keys(args.api_key_file)
+    if not keys:
+        refuse_options(args, ("max_requests_per_key",), "API keys with it")
+    return keys
+
+
+def folder_of(args: argparse.Namespace) -> Path:
+    return checkpoint_folder("model", args.model, revision=args.revision)
+
+
+def served_of(
+    args: argparse.Namespace,
+    folder: Path,
+    tokenizer: Tokenizer,
+    special_tokens: SpecialTokens,
+    vocab_size: int,
+    engine: server.EngineLike,
+) -> server.Served:
+    from ..serving import server
+
     # A folder by its name, without the path; a model of the hub as it is called there.
     name = args.served_model_name or (Path(args.model).resolve().name if Path(args.model).is_dir() else args.model)
+    template, no_template = None, ""
+    try:
+        template = load_chat_template(folder, tokenizer, special_tokens, args.template)
+    except ValueError as error:
+        if args.template is not None:
+            raise
+        no_template = "this model has no chat template" if "no chat template" in str(error) else str(error)
+    return server.Served(name, engine, tokenizer, vocab_size, special_tokens.bos, template, no_template)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_packages("xlstm-hip serve")
+    from ..serving import server
+
+    check_template_option(args)
+    config, keys, limits = engine_config(args), keys_of(args), limits_of(args)
+    folder = folder_of(args)
+    if args.engines > 1:
+        engine_device(args, 0)
 
     def load_served() -> server.Served:
         model_config, special_tokens = read_config(folder, with_gate_of_kernel=False)
-        tokenizer = load_tokenizer(folder, model_config.vocab_size)
-        template, no_template = None, ""
-        try:
-            template = load_chat_template(folder, tokenizer, special_tokens, args.template)
-        except ValueError as error:
-            if args.template is not None:
-                raise
-            no_template = "this model has no chat template" if "no chat template" in str(error) else str(error)
         start = functools.partial(start_engine, args, folder, config)
         engine = start(0) if args.engines == 1 else Router(start, args.engines, config).start()
-        return server.Served(
-            name, engine, tokenizer, model_config.vocab_size, special_tokens.bos, template, no_template
-        )
+        tokenizer = load_tokenizer(folder, model_config.vocab_size)
+        return served_of(args, folder, tokenizer, special_tokens, model_config.vocab_size, engine)
 
     options = server.ServerOptions(
         host=args.host,

@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from .._core.checks import one_of
 from ..models.language_model import LanguageModel
 from ..models.tokenizer import Tokenizer
+from .admission import Admission
 from .config import EngineConfig
 from .metrics import Snapshot
 from .params import Output, Request
@@ -52,10 +52,10 @@ class Engine:
         if config.state_dtype is not None:
             model.config.inference_state_dtype = config.state_dtype
         self._model, self._tokenizer, self._config = model, tokenizer, config
-        self._vocab_size = model.config.vocab_size
         self._eos = tuple(model.special_tokens.eos)
-        self._structures = Structures(tokenizer, self._vocab_size, self._eos)
-        self._stepper = Stepper(model, tokenizer, config, self._structures, self._session_loaded, self._request_over)
+        structures = Structures(tokenizer, model.config.vocab_size, self._eos)
+        self._admission = Admission(config, model.config.vocab_size, structures)
+        self._stepper = Stepper(model, tokenizer, config, structures, self._session_loaded, self._request_over)
         self._changed = threading.Condition()  # guards what follows
         self._submitted: deque[RunningRequest] = deque()
         self._cancelled: dict[str, None] = {}
@@ -64,7 +64,6 @@ class Engine:
         self._closing = self._draining = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._compiling = threading.Lock()
 
     def start(self) -> Engine:
         """Starts the thread. `with Engine(...) as engine` does so, and closes it without draining."""
@@ -81,7 +80,9 @@ class Engine:
         A structure is compiled here, which may take seconds. on_output is called from the engine's thread, which waits
         for it; an error of it ends the request.
         """
-        running = self._checked(request, on_output)
+        compiled = self._admission.check(request, on_output)
+        chunk = self._config.prefill_chunk
+        running = RunningRequest(request, on_output, self._tokenizer, self._eos, chunk, time.monotonic(), compiled)
         with self._changed:
             if self._thread is None or self._closing or self._failure is not None:
                 state = "was not started" if self._thread is None else "is closed" if self._closing else "has failed"
@@ -171,36 +172,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(drain=False)
-
-    def _checked(self, request: Request, on_output: Callable[[Output], None]) -> RunningRequest:
-        if not isinstance(request, Request):
-            raise ValueError(f"request: expected a Request, got {request!r}")
-        if not callable(on_output):
-            raise ValueError(f"on_output: expected a function of an Output, got {on_output!r}")
-        config, params, vocab = self._config, request.params, self._vocab_size
-        for name, value, most in (
-            ("tokens", len(request.tokens), config.max_prompt_tokens),
-            ("max_tokens", params.max_tokens, config.max_new_tokens),
-            ("logprobs", params.logprobs or 0, min(config.max_logprobs, vocab)),
-        ):
-            if most is not None and value > most:
-                what = "tokens of a prompt" if name == "tokens" else ""
-                raise ValueError(f"{name}: expected at most {most} {what}".rstrip() + f", got {value}")
-        for name, ids in (
-            ("tokens", request.tokens),
-            ("answered", request.answered),
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", params.logit_bias),
-        ):
-            greatest = max(ids, default=0)
-            if greatest >= vocab:
-                raise ValueError(f"{name}: expected token ids from 0 to {vocab - 1}, got {greatest}")
-        compiled: Any = None
-        if params.structure is not None:
-            with self._compiling:
-                compiled = self._structures.compile(params.structure)
-        chunk = config.prefill_chunk
-        return RunningRequest(request, on_output, self._tokenizer, self._eos, chunk, time.monotonic(), compiled)
 
     # ---- called from other threads than submit's
 

@@ -4,18 +4,10 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-HISTOGRAMS: dict[str, tuple[float, ...]] = {
-    "rows_per_step": ROWS,
-    "step_seconds": SECONDS,
-    "time_to_first_token": SECONDS,
-    "inter_token_latency": SECONDS,
-}
 
 
 @dataclass(frozen=True)
@@ -30,7 +22,7 @@ class HistogramSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An Engine at a moment, or the sum of several. Counts are of the time since it was made."""
+    """An Engine at a moment. Counts are of the time since it was made."""
 
     healthy: bool
     waiting: int  # requests in the queue
@@ -62,49 +54,13 @@ class Snapshot:
     inter_token_latency: HistogramSnapshot
     tokens_guessed: int = 0  # by speculation
     tokens_guessed_right: int = 0
-    replicas: int = 1  # processes with an engine
-    replicas_up: int = 1
-    replica_restarts: int = 0  # after processes that ended by themselves
-    requests_continued: int = 0  # in another process than the one that ended
-
-    def of_the_past(self) -> Snapshot:
-        """What an engine that is gone has counted; it holds nothing."""
-        nothing: dict[str, Any] = dict.fromkeys(HELD, 0)
-        return replace(self, healthy=False, **nothing)
-
-
-HELD = (
-    "waiting", "running", "slots_used", "slots_total", "prefix_cache_bytes", "prefix_cache_limit",
-    "prefix_cache_states", "swap_host_bytes", "swap_folder_bytes",
-)  # fmt: skip
-
-
-def summed(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """Of several engines together; healthy if one is."""
-    return Snapshot(**{one.name: _sum([getattr(x, one.name) for x in snapshots], one.name) for one in fields(Snapshot)})
-
-
-def _sum(values: list[Any], name: str) -> Any:
-    if name == "healthy":
-        return any(values)
-    if name == "requests_finished":
-        return {
-            reason: sum(one.get(reason, 0) for one in values) for reason in sorted({r for one in values for r in one})
-        }
-    if name in HISTOGRAMS:
-        bounds = HISTOGRAMS[name]
-        counts = [sum(column) for column in zip(*(one.counts for one in values), strict=True)] or [0] * (
-            len(bounds) + 1
-        )
-        return HistogramSnapshot(bounds, tuple(counts), sum(one.sum for one in values), sum(counts))
-    return sum(values)
+    restarts: int = 0  # of a replica: processes of its number before this one
+    requests_continued: int = 0  # that another replica had begun
 
 
 class Histogram:
-    """With the bounds of that name."""
-
-    def __init__(self, name: str) -> None:
-        self._bounds = bounds = HISTOGRAMS[name]
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
@@ -133,7 +89,7 @@ class Counts:
     out_of_memory: int = 0
     guessed: int = 0
     guessed_right: int = 0
-    rows_per_step: Histogram = field(default_factory=lambda: Histogram("rows_per_step"))
-    step_seconds: Histogram = field(default_factory=lambda: Histogram("step_seconds"))
-    time_to_first_token: Histogram = field(default_factory=lambda: Histogram("time_to_first_token"))
-    inter_token_latency: Histogram = field(default_factory=lambda: Histogram("inter_token_latency"))
+    rows_per_step: Histogram = field(default_factory=lambda: Histogram(ROWS))
+    step_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    time_to_first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    inter_token_latency: Histogram = field(default_factory=lambda: Histogram(SECONDS))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from .._core.checks import one_of, positive_int
 from .config import EngineConfig
 from .engine import Engine, EngineClosed, EngineFailed, QueueFull
-from .metrics import Snapshot, summed
+from .metrics import Snapshot
 from .params import Output, Request
 from .prefix_cache import as_array
 from .replica import Replica, ReplicaDied, exit_text
@@ -84,8 +84,7 @@ class Router:
         self._without: list[Entry] = []  # no replica was up when theirs ended
         self._starts: list[list[float]] = [[] for _ in range(count)]
         self._lost: set[int] = set()  # numbers of replicas that are not started again
-        self._ended: list[Snapshot] = []  # of replicas that ended, one that is the sum
-        self._continued = self._restarts = 0
+        self._restarts, self._continued = [0] * count, [0] * count
         self._started = self._closing = False
         self._changed = threading.Condition()
         self._replicas = [self._start_replica(number) for number in range(count)]
@@ -165,21 +164,18 @@ class Router:
         """Whether an engine runs or is being started."""
         return not self._closing and len(self._lost) < len(self._starts)
 
-    def metrics(self) -> Snapshot:
-        """The sum of all engines', those that ended among them; some tenths of a second old."""
+    def metrics(self) -> dict[str, Snapshot]:
+        """Of the engines that run, by their numbers; some tenths of a second old."""
         with self._changed:
-            up = [replica.snapshot for replica in self._replicas if replica.is_up and replica.snapshot is not None]
-            waiting = len(self._without)
-            total = summed([*up, *self._ended])
-            return dataclasses.replace(
-                total,
-                healthy=self.healthy,
-                waiting=total.waiting + waiting,
-                replicas=len(self._starts),
-                replicas_up=sum(replica.is_up for replica in self._replicas),
-                replica_restarts=self._restarts,
-                requests_continued=self._continued,
-            )
+            return {
+                str(replica.number): dataclasses.replace(
+                    replica.snapshot,
+                    restarts=self._restarts[replica.number],
+                    requests_continued=self._continued[replica.number],
+                )
+                for replica in self._replicas
+                if replica.is_up and replica.snapshot is not None
+            }
 
     def __enter__(self) -> Router:
         return self.start()
@@ -277,8 +273,6 @@ class Router:
     def _has_ended(self, replica: Replica, code: int) -> None:
         with self._changed:
             self._loads.pop(replica, None)
-            if replica.snapshot is not None:
-                self._ended = [summed([*self._ended, replica.snapshot.of_the_past()])]
             orphans = [one for one in self._entries.values() if one.replica is replica and one.accepted]
             for entry in orphans:
                 entry.deaths += 1
@@ -302,7 +296,7 @@ class Router:
                 logger.error("replica %d ended %d times in a short time, and is not started again", number, len(starts))
                 self._lost.add(number)
             elif self._started and not self._closing:
-                self._restarts += 1
+                self._restarts[number] += 1
                 self._replicas[number] = self._start_replica(number)
             without = [] if self.healthy else self._without
             if without:
@@ -326,7 +320,8 @@ class Router:
                 self._finish(entry, "error", error)
             else:
                 with self._changed:
-                    self._continued += 1
+                    if entry.replica is not None:  # else it has ended meanwhile
+                        self._continued[entry.replica.number] += 1
 
     def _wait_or_end(self, entry: Entry, error: Exception) -> None:
         """Where no engine takes an accepted request now, it waits for the one that is being started."""

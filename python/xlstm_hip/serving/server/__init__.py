@@ -6,10 +6,11 @@ from .auth import Keys, load_keys
 from .limits import Limits
 from .logs import set_up as set_up_log
 from .serve import ServerOptions, serve
-from .served import Served
+from .served import EngineLike, Served
 from .state import ServerState
 
 __all__ = [
+    "EngineLike",
     "Keys",
     "Limits",
     "Served",

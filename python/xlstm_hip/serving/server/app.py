@@ -38,13 +38,16 @@ NOT_SERVED = ("embeddings", "images", "audio", "moderations", "responses", "file
               "assistants", "threads", "vector_stores", "uploads", "realtime", "videos", "rerank", "score")  # fmt: skip
 
 
-def create_app(state: ServerState, cors_origins: Sequence[str] = (), spans: Spans | None = None) -> FastAPI:
+def create_app(
+    state: ServerState, cors_origins: Sequence[str] = (), spans: Spans | None = None, writes_id: bool = True
+) -> FastAPI:
+    """writes_id    whether answers get the header X-Request-Id here"""
     app = FastAPI(title="xlstm_hip", version=__version__, docs_url=None, redoc_url=None)
     app.state.server = state
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(AnyHTTPException, _http_error)
     watchers = [state.metrics.ended] if spans is None else [state.metrics.ended, spans.ended]
-    app.add_middleware(Envelope, ended=watchers)
+    app.add_middleware(Envelope, ended=watchers, writes_id=writes_id)
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -160,10 +163,15 @@ def _add_operations(app: FastAPI, state: ServerState) -> None:
     @app.get("/ready")
     async def _ready() -> Response:
         """Whether requests will be answered."""
-        status, snapshot = state.status(), state.snapshot()
-        load = {} if snapshot is None else {
-            "running": snapshot.running, "waiting": snapshot.waiting, "slots": snapshot.slots_total
+        status, by_replica = state.status(), state.snapshots()
+        snapshots = by_replica.values()
+        load = {} if not snapshots else {
+            "running": sum(x.running for x in snapshots),
+            "waiting": sum(x.waiting for x in snapshots),
+            "slots": sum(x.slots_total for x in snapshots),
         }  # fmt: skip
+        if load and "" not in by_replica:
+            load["replicas"] = len(by_replica)
         return JSONResponse({"status": status} | load, 200 if status == "ready" else 503)
 
     @app.get("/metrics")

@@ -29,11 +29,12 @@ def request_id(given: str) -> str:
 
 class Envelope:
     """
-    ended   called with each request, and its seconds, when it has been answered
+    ended        called with each request, and its seconds, when it has been answered
+    writes_id    whether answers get the header with the request's id; False: who stands before this server writes it
     """
 
-    def __init__(self, app: ASGIApp, ended: Sequence[Callable[[Record, float], None]]) -> None:
-        self._app, self._ended = app, ended
+    def __init__(self, app: ASGIApp, ended: Sequence[Callable[[Record, float], None]], writes_id: bool = True) -> None:
+        self._app, self._ended, self._writes_id = app, ended, writes_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +50,8 @@ class Envelope:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)[ID_HEADER] = record.id
+                if self._writes_id:
+                    MutableHeaders(scope=message)[ID_HEADER] = record.id
             await send(message)
 
         try:

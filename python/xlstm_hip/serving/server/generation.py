@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..params import Output, Request
 from .errors import ApiError
 from .logs import say
-from .served import EngineLike
+from .served import AnswerLost, EngineLike
 
 LEFT, SLOW, ENDED = "left", "slow", "ended"  # why a generation was stopped: the client left, does not read; all is said
 
@@ -141,6 +141,8 @@ class Generation:
 def failure_of(output: Output) -> ApiError | None:
     """The error of a request that ended with one."""
     reason = output.finish_reason
+    if isinstance(output.error, AnswerLost):
+        return ApiError(503, str(output.error), code="answer_lost", retry_after=1)
     if reason == "error":
         # What an exception says may be of use to an attacker, its type is enough for a report. The log has both.
         kind = type(output.error).__name__ if output.error is not None else "unknown"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,8 +24,6 @@ GAUGES = {
     "prefix_cache_states": ("prefix_cache_states", "Kept states of prompts"),
     "swap_host_bytes": ("swap_host_bytes", "Host memory of states that left their slot"),
     "swap_folder_bytes": ("swap_folder_bytes", "Bytes of files of states of sessions"),
-    "replicas": ("replicas", "Processes with an engine"),
-    "replicas_up": ("replicas_up", "Those of them that answer requests"),
 }
 COUNTERS = {
     "requests_accepted": ("requests_accepted", "Requests that the engine took"),
@@ -43,8 +41,8 @@ COUNTERS = {
     "swapped_in": ("swapped_in", "States that came back to a slot"),
     "swap_failures": ("swap_failures", "States of sessions that were lost"),
     "out_of_memory": ("out_of_memory", "Steps that ran out of memory"),
-    "replica_restarts": ("replica_restarts", "Processes that were started again after they had ended"),
-    "requests_continued": ("requests_continued", "Requests that went on in another process than the one that ended"),
+    "restarts": ("engine_restarts", "Processes of this replica that ended and were followed by another"),
+    "requests_continued": ("requests_continued", "Requests that another replica had begun"),
 }
 HISTOGRAMS = {
     "time_to_first_token": ("time_to_first_token_seconds", "From a request's submission to its first token"),
@@ -55,11 +53,14 @@ HISTOGRAMS = {
 
 
 class ServerMetrics:
-    """Of one server: two in a process do not count together."""
+    """Of one server: two in a process do not count together.
 
-    def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
+    snapshots    of the engine, by replica; one that is named "" is written without a label
+    """
+
+    def __init__(self, snapshots: Callable[[], Mapping[str, Snapshot]]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(snapshot))
+        self.registry.register(_EngineCollector(snapshots))
         self._requests = Counter(
             f"{PREFIX}_http_requests", "HTTP requests by what became of them", ("route", "status", "outcome"),
             registry=self.registry,
@@ -81,38 +82,48 @@ class ServerMetrics:
 class _EngineCollector(Collector):
     """Asks the engine when Prometheus asks."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshots: Callable[[], Mapping[str, Snapshot]]) -> None:
+        self._snapshots = snapshots
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        snapshot = self._snapshot()
-        yield GaugeMetricFamily(f"{PREFIX}_model_loaded", "Whether the model is loaded", float(snapshot is not None))
-        if snapshot is None:
+        snapshots = self._snapshots()
+        yield GaugeMetricFamily(f"{PREFIX}_model_loaded", "Whether the model is loaded", float(bool(snapshots)))
+        if not snapshots:
             return
-        yield GaugeMetricFamily(f"{PREFIX}_engine_healthy", "Whether the engine runs", float(snapshot.healthy))
-        for name, (written, text) in GAUGES.items():
-            yield GaugeMetricFamily(f"{PREFIX}_{written}", text, getattr(snapshot, name))
-        for name, (written, text) in COUNTERS.items():
-            yield CounterMetricFamily(f"{PREFIX}_{written}", text, getattr(snapshot, name))
+        names = () if "" in snapshots else ("replica",)
+        of = [(() if not names else (replica,), snapshot) for replica, snapshot in sorted(snapshots.items())]
+        healthy = GaugeMetricFamily(f"{PREFIX}_engine_healthy", "Whether the engine runs", labels=names)
+        for labels, snapshot in of:
+            healthy.add_metric(labels, float(snapshot.healthy))
+        yield healthy
+        for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, (written, text) in table.items():
+                family = kind(f"{PREFIX}_{written}", text, labels=names)
+                for labels, snapshot in of:
+                    family.add_metric(labels, getattr(snapshot, name))
+                yield family
         finished = CounterMetricFamily(
-            f"{PREFIX}_requests_finished", "Requests that ended, by why", labels=("finish_reason",)
+            f"{PREFIX}_requests_finished", "Requests that ended, by why", labels=(*names, "finish_reason")
         )
-        for reason, count in sorted(snapshot.requests_finished.items()):
-            finished.add_metric((reason,), count)
+        for labels, snapshot in of:
+            for reason, count in sorted(snapshot.requests_finished.items()):
+                finished.add_metric((*labels, reason), count)
         yield finished
         for name, (written, text) in HISTOGRAMS.items():
-            yield _histogram(f"{PREFIX}_{written}", text, getattr(snapshot, name))
+            histogram = HistogramMetricFamily(f"{PREFIX}_{written}", text, labels=names)
+            for labels, snapshot in of:
+                values: HistogramSnapshot = getattr(snapshot, name)
+                histogram.add_metric(labels, _buckets(values), values.sum)
+            yield histogram
 
 
-def _histogram(name: str, text: str, values: HistogramSnapshot) -> Metric:
+def _buckets(values: HistogramSnapshot) -> list[tuple[str, float]]:
     """Prometheus' buckets count all values up to their bound."""
     below, buckets = 0, []
     for bound, count in zip((*values.bounds, float("inf")), values.counts, strict=True):
         below += count
         buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), float(below)))
-    family = HistogramMetricFamily(name, text)
-    family.add_metric((), buckets, values.sum)
-    return family
+    return buckets

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,10 +25,15 @@ class EngineLike(Protocol):
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None: ...
 
-    def metrics(self) -> Snapshot: ...
+    def metrics(self) -> Snapshot | Mapping[str, Snapshot]:
+        """By its replicas' names where it is many."""
 
     @property
     def healthy(self) -> bool: ...
+
+
+class AnswerLost(RuntimeError):
+    """What wrote an answer is gone, and the answer cannot go on elsewhere. A client is told these words."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,11 @@ class Served:
     template: ChatTemplate | None = None
     no_template: str = "this model has no chat template"
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """What is counted, by replica; "": of an engine that is one."""
+        found = self.engine.metrics()
+        return {"": found} if isinstance(found, Snapshot) else found
 
     def check_name(self, name: str) -> None:
         if name != self.name:

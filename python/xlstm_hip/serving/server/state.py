@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import Request
@@ -28,7 +29,7 @@ class ServerState:
         self.keys, self.limits, self.lenient = keys, limits, lenient
         self.served: Served | None = None
         self.door = Door(limits.max_requests_per_key)
-        self.metrics = ServerMetrics(self.snapshot)
+        self.metrics = ServerMetrics(self.snapshots)
         # The engine compiles one form of an answer at a time, which may take long: requests without one do not wait.
         self.forms = ThreadPoolExecutor(1, "forms")
         self._mailbox: Mailbox | None = None
@@ -40,8 +41,9 @@ class ServerState:
             self._mailbox = Mailbox(asyncio.get_running_loop())
         return self._mailbox
 
-    def snapshot(self) -> Snapshot | None:
-        return None if self.served is None else self.served.engine.metrics()
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """Of the engine, by replica. None while the model is loaded, or no replica of it is there."""
+        return {} if self.served is None else self.served.snapshots()
 
     def status(self) -> str:
         """ "ready", or why not."""
@@ -49,7 +51,9 @@ class ServerState:
             return "loading"
         if not self.served.engine.healthy:
             return "failed"
-        return "draining" if self.door.closed else "ready"
+        if self.door.closed:
+            return "draining"
+        return "ready" if any(one.healthy for one in self.snapshots().values()) else "waiting for a replica"
 
     def ready(self) -> Served:
         """The model, or an error that says why it does not answer."""
