@@ -18,9 +18,10 @@ import pytest
 import yaml
 from ray import serve
 
-from support.http_server import post, running, until
+from support.http_server import post, running
 from support.ray_cluster import OPTIONS, Client, ServeCluster, body, two_nodes
 from support.served_model import DEMO
+from support.serving import until
 from xlstm_hip.models import load_pretrained, load_tokenizer
 from xlstm_hip.serving import Engine, EngineConfig
 from xlstm_hip.serving.ray_serve import build_app

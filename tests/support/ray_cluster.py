@@ -21,8 +21,8 @@ from ray import cloudpickle, serve
 from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 
-from support.http_server import until
 from support.served_model import DEMO
+from support.serving import until
 from xlstm_hip.serving.ray_serve import application, build_app
 from xlstm_hip.serving.ray_serve.replica import EngineReplica
 
