@@ -72,6 +72,18 @@ def test_a_shared_beginning_is_read_once_with_the_same_bits(model: xLSTMLarge, d
     assert [last.cached_tokens for last in lasts[3:]] == [87] * 4 and lasts[0].prompt_tokens == 87
 
 
+def test_salts_keep_states_apart(model: xLSTMLarge) -> None:
+    """Prompts and answers; the same bits all the same."""
+    with engine_of(model) as engine:
+        for salt, cached in (("", 0), ("", 80), ("a", 0), ("a", 80), ("b", 0)):
+            answers = ask(engine, Request("x", SYSTEM, SAMPLED, cache_salt=salt))
+            assert answers.outputs["x"][-1].cached_tokens == cached
+        text = [*SYSTEM, *answers.tokens("x"), 7]
+        for salt, cached in (("", 89), ("b", 89), ("c", 0)):
+            last = ask(engine, Request("x", text, SAMPLED, cache_salt=salt)).outputs["x"][-1]
+            assert last.cached_tokens == cached
+
+
 def test_a_conversation_goes_on_from_its_answer(model: xLSTMLarge) -> None:
     for keeps in (True, False):
         with engine_of(model, cache_answers=keeps) as engine:

@@ -79,6 +79,7 @@ def test_structures(kind: str, value: Any, words: str) -> None:
         ({"deadline": -1}, "deadline: expected a finite number from 0 up, got -1"),
         ({"session": ""}, "session: expected None or a string of at least one character, got ''"),
         ({"session": "\ud800"}, "session: expected text that UTF-8 can write, got '\\ud800'"),
+        ({"cache_salt": "\ud800"}, "cache_salt: expected text that UTF-8 can write, got '\\ud800'"),
         ({"answered": "ab"}, "answered: expected a sequence of token ids, got 'ab'"),
         ({"answered": [-1]}, "answered: expected token ids, got -1"),
         ({"answered": [1] * 16}, "answered: expected fewer tokens than max_tokens = 16, got 16"),

@@ -70,6 +70,17 @@ def test_keys(server: LocalServer) -> None:
             assert http.get(path).status_code == 200
 
 
+def test_keys_may_keep_their_states_apart(engine: FakeEngine) -> None:
+    """By a salt that is none of the key's own letters; a client's salt counts beside it."""
+    with running(served_by(engine), Limits(cache_per_key=True), keys=("first-key", "second-key")) as server:
+        for key, more in (("first-key", {}), ("second-key", {}), ("second-key", {"cache_salt": "x"})):
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = httpx.post(f"{server.url}/v1/completions", json=BODY | more, headers=headers)
+            assert answer.status_code == 200
+    salts = [request.cache_salt for request in engine.requests]
+    assert len(set(salts)) == 3 and all(salts) and "key" not in "".join(salts)
+
+
 def test_every_key_is_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the time of an answer says nothing: hmac.compare_digest for each key, whichever fits."""
     compared = []
@@ -291,6 +302,7 @@ def test_options_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[st
     demo = str(Path(__file__).parents[2] / "models" / "demo")
     for options, code, words in (
         (["--max-requests-per-key", "2"], 2, "--max-requests-per-key: expected API keys with it, got 2"),
+        (["--cache-per-key"], 2, "--cache-per-key: expected API keys with it, got True"),
         (["--port", "65536"], 2, "--port: expected a whole number >= 0"),
         (["--template", "none.jinja"], 1, "--template: expected a file, got 'none.jinja'"),
         (["--api-key-file", str(tmp_path / "none")], 1, "--api-key-file: No such file or directory"),

@@ -133,7 +133,7 @@ def test_what_is_asked_for_reaches_the_engine(client: openai.OpenAI) -> None:
     client.chat.completions.create(
         model="fake", messages=HELLO, max_tokens=2, temperature=0.5, top_p=0.9, presence_penalty=0.3, user="someone",
         frequency_penalty=-0.4, logit_bias={"65": 2}, seed=3, stop=["x", "yz"], service_tier="auto",
-        extra_body=more | {"priority": 4, "session": "mine"},
+        extra_body=more | {"priority": 4, "session": "mine", "cache_salt": "salt"},
     )  # type: ignore[call-overload]  # fmt: skip
     request, params = ENGINE.requests[-1], ENGINE.requests[-1].params
     assert (params.temperature, params.top_p, params.presence_penalty, params.frequency_penalty) == (
@@ -144,7 +144,7 @@ def test_what_is_asked_for_reaches_the_engine(client: openai.OpenAI) -> None:
     )
     assert (params.top_k, params.min_p, params.repetition_penalty, params.ignore_eos) == (0, 0.1, 1.2, True)
     assert (params.logit_bias, params.seed, params.stop, params.stop_token_ids) == ({65: 2.0}, 3, ("x", "yz"), (7,))
-    assert (request.priority, request.session) == (4, "/mine")
+    assert (request.priority, request.session, request.cache_salt) == (4, "/mine", "salt")
     client.completions.create(model="fake", prompt="a", stop="end")
     assert ENGINE.requests[-1].params.stop == ("end",)
 

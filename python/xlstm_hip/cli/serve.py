@@ -89,6 +89,12 @@ def _add_access(command: argparse.ArgumentParser) -> None:
         help="answered at a time, with keys (default: no limit)",
     )
     access.add_argument(
+        "--cache-per-key",
+        action="store_const",
+        const=True,
+        help="with keys: no state of a prompt is shared between them, so that none learns what others ask",
+    )
+    access.add_argument(
         "--cors-origin",
         metavar="ORIGIN",
         action="append",
@@ -264,6 +270,7 @@ def limits_of(args: argparse.Namespace) -> server.Limits:
         max_new_tokens=args.max_new_tokens,
         max_choices=args.max_choices,
         max_requests_per_key=args.max_requests_per_key,
+        cache_per_key=bool(args.cache_per_key),
         request_seconds=args.request_timeout,
         stall_seconds=args.stall_timeout,
     )
@@ -274,7 +281,7 @@ def keys_of(args: argparse.Namespace) -> server.Keys:
 
     keys = server.load_keys(args.api_key_file)
     if not keys:
-        refuse_options(args, ("max_requests_per_key",), "API keys with it")
+        refuse_options(args, ("max_requests_per_key", "cache_per_key"), "API keys with it")
     return keys
 
 

@@ -175,6 +175,8 @@ class Request:
     deadline    seconds from its submission, after which it ends with the finish reason "deadline"; None: never
     session     a name under which the state at the answer's end is kept for the next request of that name, whose tokens
                 begin with this one's prompt and answer: only what follows is read. The tokens are always the whole text
+    cache_salt  a request goes on from kept states of prompts of the same salt alone: without it, how quickly an answer
+                comes says whether somebody else has sent its beginning
     answered    tokens of the answer that are known already, from an engine that ended: the answer goes on after them as
                 it would have there, given the same seed. max_tokens counts them, and outputs have what comes after
     """
@@ -185,6 +187,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     session: str | None = None
+    cache_salt: str = ""
     answered: Sequence[int] = ()
 
     def __post_init__(self) -> None:
@@ -204,6 +207,8 @@ class Request:
             raise ValueError(f"session: expected None or a string of at least one character, got {self.session!r}")
         if self.session is not None and not _can_be_written(self.session):  # its file's name is a hash of its bytes
             raise ValueError(f"session: expected text that UTF-8 can write, got {self.session!r}")
+        if not isinstance(self.cache_salt, str) or not _can_be_written(self.cache_salt):
+            raise ValueError(f"cache_salt: expected text that UTF-8 can write, got {self.cache_salt!r}")
         object.__setattr__(self, "answered", token_ids("answered", self.answered))
         if len(self.answered) >= self.params.max_tokens:
             raise ValueError(

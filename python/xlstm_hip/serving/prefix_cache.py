@@ -25,11 +25,11 @@ def as_array(tokens: Sequence[int]) -> np.ndarray:
 
 
 class HashedTokens:
-    """Tokens, and the hash of those up to each multiple of the chunk size."""
+    """Tokens, and the hash of those up to each multiple of the chunk size. Other salts have other hashes."""
 
-    def __init__(self, tokens: np.ndarray, chunk: int) -> None:
+    def __init__(self, tokens: np.ndarray, chunk: int, salt: str = "") -> None:
         self.tokens, self.chunk = tokens, chunk
-        self.hashes = [b""]
+        self.hashes = [_digest(salt.encode()) if salt else b""]
         for end in range(chunk, len(tokens) + 1, chunk):
             self.hashes.append(_chained(self.hashes[-1], tokens[end - chunk : end]))
 
@@ -50,7 +50,11 @@ class HashedTokens:
 
 
 def _chained(before: bytes, tokens: np.ndarray) -> bytes:
-    return hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest()
+    return _digest(before + tokens.tobytes())
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class PrefixCache:

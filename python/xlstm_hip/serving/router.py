@@ -23,7 +23,7 @@ from .config import EngineConfig
 from .engine import Engine, EngineClosed, EngineFailed, QueueFull
 from .metrics import Snapshot
 from .params import Output, Request
-from .prefix_cache import as_array
+from .prefix_cache import HashedTokens, as_array
 from .replica import Replica, ReplicaDied, exit_text
 
 logger = logging.getLogger("xlstm_hip")
@@ -224,9 +224,10 @@ class Router:
             return None
         least = min(up, key=lambda replica: (self._loads[replica], replica.number))
         if request.session is not None:  # its state is there, and read from nowhere else
-            at = max(up, key=lambda replica: _digest(f"{replica.number} {request.session}".encode()))
+            at = max(up, key=lambda replica: hashlib.sha256(f"{replica.number} {request.session}".encode()).digest())
             return at if self._loads[at] <= self._loads[least] + self._slots else least
-        beginning = _digest(as_array(request.tokens[: self._chunk]).tobytes())
+        first = HashedTokens(as_array(request.tokens[: self._chunk]), self._chunk, request.cache_salt)
+        beginning = first.hash_of(len(first))
         begun = self._begun.setdefault(beginning, set())
         self._begun.move_to_end(beginning)
         if len(self._begun) > MOST_BEGINNINGS:
@@ -355,7 +356,3 @@ class Router:
 
     def _state(self) -> str:
         return "are closed" if self._closing else "have failed"
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()

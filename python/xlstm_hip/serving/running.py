@@ -37,7 +37,7 @@ class RunningRequest:
         self._ends = frozenset((*own_eos, *params.stop_token_ids))
         self._writer = TextWriter(tokenizer, params.stop, request.tokens)
         self._chunk = chunk
-        self.to_read = HashedTokens(as_array(request.tokens), chunk)
+        self.to_read = HashedTokens(as_array(request.tokens), chunk, request.cache_salt)
         self.read = 0  # of those
         self.generated: list[int] = []
         self.unread = 1  # tokens at the end of these that the state has not read, once it decodes
@@ -61,7 +61,8 @@ class RunningRequest:
 
     def text_read(self) -> HashedTokens:
         """What its state has read, once it decodes."""
-        return HashedTokens(as_array([*self.request.tokens, *self.generated[: -self.unread]]), self._chunk)
+        tokens = as_array([*self.request.tokens, *self.generated[: -self.unread]])
+        return HashedTokens(tokens, self._chunk, self.request.cache_salt)
 
     def read_again(self) -> None:
         """Its state is lost: it is to be read with what was generated."""

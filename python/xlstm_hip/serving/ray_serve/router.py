@@ -20,7 +20,7 @@ def keys_of(request: Request, chunk: int) -> list[bytes]:
     """What tells which state a request can go on from, the longest first: its session, its beginnings in whole chunks,
     as the prefix cache keeps them. A prompt that is shorter than a chunk is one key.
     """
-    text = HashedTokens(as_array(request.tokens[: MOST_CHUNKS * chunk]), chunk)
+    text = HashedTokens(as_array(request.tokens[: MOST_CHUNKS * chunk]), chunk, request.cache_salt)
     beginnings = text.hashes[:0:-1] or [text.hash_of(len(text))]
     return beginnings if request.session is None else [b"session " + request.session.encode(), *beginnings]
 

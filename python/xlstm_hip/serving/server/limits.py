@@ -19,6 +19,7 @@ class Limits:
     max_new_tokens         of an answer; also what a chat's answer may have that names no limit
     max_choices            answers that a request may ask for: its prompts times n
     max_requests_per_key   answered at a time, for one key; None: no limit
+    cache_per_key          whether a request goes on from states of the same key's prompts alone
     request_seconds        from a request's arrival to the end of its answer; None: no limit
     body_seconds           for a request's body to arrive
     stream_outputs         of the engine that may wait for a client to read; beyond, it is cut off
@@ -30,6 +31,7 @@ class Limits:
     max_new_tokens: int = 32768
     max_choices: int = 128
     max_requests_per_key: int | None = None
+    cache_per_key: bool = False
     request_seconds: float | None = None
     body_seconds: float = 30.0
     stream_outputs: int = 4096

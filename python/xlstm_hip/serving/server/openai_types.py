@@ -114,6 +114,7 @@ class SamplingBody(ApiBody):
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     session: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     user: Annotated[str, Field(max_length=256)] | None = None  # goes into the log
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -126,6 +126,9 @@ def requests_of(
     most, most_name = max_tokens_of(body, limits)
     params = params_of(body, most, most_name, logprobs_of(body))
     names = names_of(body, most_name, structure_of(body)[0])
+    salt = body.cache_salt or ""
+    if limits.cache_per_key:
+        salt = f"{key}/{salt}"
     requests: list[Request] = []
     for tokens in prompts:
         for choice in range(body.n):
@@ -134,5 +137,5 @@ def requests_of(
             name = f"{answer_id}-{len(requests)}"
             # A session belongs to the key that named it.
             session = None if body.session is None else f"{key}/{body.session}"
-            requests.append(Request(name, tokens, params, body.priority, limits.request_seconds, session))
+            requests.append(Request(name, tokens, params, body.priority, limits.request_seconds, session, salt))
     return requests, names
