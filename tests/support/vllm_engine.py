@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from support.peer_models import small_model
-from xlstm_hip.models import load_pretrained, save_pretrained
+from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 LOGPROBS = 10
@@ -70,17 +70,29 @@ def answer_of(output: Any) -> Answer:
 
 
 class Truth:
-    """The log-probabilities after each token of a text, by transformers in this dtype, and by plain torch in float64."""
+    """The log-probabilities after each token of a text, by transformers in float32, and by plain torch in float64."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        self._theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        plain = {"chunkwise_kernel": "chunkwise--native_autograd", "step_kernel": "native"}
-        self._wide = load_pretrained(folder, dtype=torch.float64, progress=False, return_last_states=False, **plain)
+    def __init__(self, folder: Path) -> None:
+        self._theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._wide = plain_model(folder, torch.float64)
 
     @torch.no_grad()
     def of(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
         x = torch.tensor([tokens])
-        return self._theirs(x, use_cache=False).logits[0].double().log_softmax(-1), self._wide(x)[0].log_softmax(-1)
+        theirs = self._theirs(x, use_cache=False).logits if isinstance(self._theirs, PreTrainedModel) else self._theirs(x)
+        return theirs[0].double().log_softmax(-1), self._wide(x)[0].log_softmax(-1)
+
+
+class TruthInBfloat16(Truth):
+    """With plain torch in bfloat16 for transformers, whose own kernel mixes dtypes there and fails."""
+
+    def __init__(self, folder: Path) -> None:
+        self._theirs, self._wide = plain_model(folder, torch.bfloat16), plain_model(folder, torch.float64)
+
+
+def plain_model(folder: Path, dtype: torch.dtype) -> xLSTMLarge:
+    kernels = {"chunkwise_kernel": "chunkwise--native_autograd", "step_kernel": "native"}
+    return load_pretrained(folder, dtype=dtype, progress=False, return_last_states=False, **kernels)
 
 
 def check_errors(found: Tensor, theirs: Tensor, wide: Tensor) -> None:

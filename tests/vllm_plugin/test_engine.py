@@ -17,6 +17,7 @@ from support.vllm_engine import (  # noqa: E402
     LOGPROBS,
     Answer,
     Truth,
+    TruthInBfloat16,
     answer_of,
     check_answers,
     check_errors,
@@ -171,7 +172,7 @@ def test_bfloat16_weights(checkpoint: tuple[Path, Truth], start: Start) -> None:
     engine, prompts = start(folder, dtype="bfloat16"), some_prompts((300, 20))
     answers = answers_to(engine, prompts, max_tokens=60)
     assert {x.dtype for x in model_in(engine).states[0].kv_cache} == {torch.float32}
-    check_answers(Truth(folder, torch.bfloat16), prompts, answers, greedy=False)
+    check_answers(TruthInBfloat16(folder), prompts, answers, greedy=False)
 
 
 def _wrong_block(monkeypatch: pytest.MonkeyPatch) -> None:
