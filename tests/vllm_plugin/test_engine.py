@@ -161,7 +161,8 @@ def test_log_probabilities_of_a_prompt(checkpoint: tuple[Path, Truth], start: St
     (prompt,) = some_prompts((90,))
     engine = start(folder, max_num_batched_tokens=32)
     (output,) = engine.generate([{"prompt_token_ids": prompt}], sampling(prompt_logprobs=0), use_tqdm=False)
-    found = torch.tensor([step[token].logprob for token, step in zip(prompt[1:], output.prompt_logprobs[1:])])
+    steps = zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
+    found = torch.tensor([step[token].logprob for token, step in steps])
     theirs, wide = truth.of(prompt)
     at = range(len(prompt) - 1), prompt[1:]
     check_errors(found, theirs[at], wide[at])
@@ -206,7 +207,8 @@ def test_a_planted_bug_is_seen(
 ) -> None:
     folder, truth = checkpoint
     plant(monkeypatch)
-    engine, prompts = start(folder, max_num_batched_tokens=64, num_gpu_blocks_override=4), some_prompts((200, 20, 9, 30))
+    engine = start(folder, max_num_batched_tokens=64, num_gpu_blocks_override=4)
+    prompts = some_prompts((200, 20, 9, 30))
     answers = answers_to(engine, prompts)
     with pytest.raises(AssertionError):
         check_answers(truth, prompts, answers)

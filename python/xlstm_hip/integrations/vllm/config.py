@@ -21,6 +21,7 @@ class XLSTMConfig(VerifyAndUpdateConfig):
     def verify_and_update_config(vllm_config: Any) -> None:
         for option, given, reason in _unsupported(vllm_config):
             raise ValueError(f"{option}: {reason} for an xLSTM, got {given!r}")
+        config_of(vllm_config)  # raises what a worker would, here
         cache = vllm_config.cache_config
         cache.mamba_cache_mode = "none"
         # A request has one block, so that this is never reached.
@@ -36,6 +37,8 @@ def _unsupported(vllm_config: Any) -> list[tuple[str, Any, str]]:
         if not fine:
             found.append((option, value, expected))
 
+    # Before others, whose defaults go by it.
+    expect("runner", model.runner_type, model.runner_type == "generate", "expected 'generate'")
     for option in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
         given = getattr(parallel, option)
         expect(option, given, given == 1, "expected 1")
@@ -48,7 +51,6 @@ def _unsupported(vllm_config: Any) -> list[tuple[str, Any, str]]:
     # vLLM's copies of states at the ends of blocks are Triton kernels, which nothing here has run.
     expect("enable_prefix_caching", True, not cache.enable_prefix_caching, "expected False")
     expect("kv_transfer_config", True, vllm_config.kv_transfer_config is None, "expected no transfer of states")
-    expect("runner", model.runner_type, model.runner_type == "generate", "expected 'generate'")
     expect("enable_prompt_embeds", True, not model.enable_prompt_embeds, "expected prompts of tokens")
     expect("kv_cache_dtype", cache.cache_dtype, cache.cache_dtype == "auto", "expected 'auto'")
     for option in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
