@@ -32,10 +32,23 @@ CHECKPOINTS = {"demo": demo_checkpoint, "small": small_checkpoint}
 Start = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
-    folder = CHECKPOINTS[request.param](tmp_path_factory.mktemp("checkpoint") / request.param)
-    return folder, Truth(folder)
+Checkpoint = tuple[Path, Truth]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    folders = {name: make(tmp_path_factory.mktemp("checkpoint") / name) for name, make in CHECKPOINTS.items()}
+    return {name: (folder, Truth(folder)) for name, folder in folders.items()}
+
+
+@pytest.fixture(params=CHECKPOINTS)
+def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Checkpoint]) -> Checkpoint:
+    return checkpoints[request.param]
+
+
+@pytest.fixture
+def small(checkpoints: dict[str, Checkpoint]) -> Checkpoint:
+    return checkpoints["small"]
 
 
 @pytest.fixture
@@ -87,17 +100,16 @@ def test_the_entry_point_is_installed() -> None:
     assert found.load().__module__ == "xlstm_hip.integrations.vllm"
 
 
-@pytest.mark.parametrize("eager", (True, False), ids=("eager", "compiled"))
-def test_greedy_answers_are_those_of_transformers(checkpoint: tuple[Path, Truth], start: Start, eager: bool) -> None:
+def test_greedy_answers_are_those_of_transformers(checkpoint: Checkpoint, start: Start) -> None:
     """One prompt, then prompts of all lengths together, one token included."""
     folder, truth = checkpoint
-    engine = start(folder, enforce_eager=eager)
+    engine = start(folder)
     for lengths in ((17,), (1, 2, 63, 64, 65, 200, 1, 30)):
         prompts = some_prompts(lengths)
         check_answers(truth, prompts, answers_to(engine, prompts))
 
 
-def test_prompts_in_parts(checkpoint: tuple[Path, Truth], start: Start) -> None:
+def test_prompts_in_parts(checkpoint: Checkpoint, start: Start) -> None:
     """No step has room for a prompt; what is left of the room beside rows that decode is of any size, one included."""
     folder, truth = checkpoint
     engine = start(folder, max_num_batched_tokens=33, max_num_seqs=4)
@@ -105,7 +117,7 @@ def test_prompts_in_parts(checkpoint: tuple[Path, Truth], start: Start) -> None:
     check_answers(truth, prompts, answers_to(engine, prompts))
 
 
-def test_more_requests_than_blocks(checkpoint: tuple[Path, Truth], start: Start) -> None:
+def test_more_requests_than_blocks(checkpoint: Checkpoint, start: Start) -> None:
     """Three blocks, and one that vLLM keeps for itself: requests wait, and begin in a block that another one left."""
     folder, truth = checkpoint
     engine = start(folder, num_gpu_blocks_override=4)
@@ -113,16 +125,16 @@ def test_more_requests_than_blocks(checkpoint: tuple[Path, Truth], start: Start)
     check_answers(truth, prompts, answers_to(engine, prompts))
 
 
-def test_prompts_beside_rows_that_decode(checkpoint: tuple[Path, Truth], start: Start) -> None:
+def test_prompts_beside_rows_that_decode(checkpoint: Checkpoint, start: Start) -> None:
     folder, truth = checkpoint
     prompts = some_prompts((20, 70, 1, 300, 5, 33))
     arrivals = dict(zip((0, 2, 3, 9, 10, 25), prompts, strict=True))
     check_answers(truth, prompts, stepped(start(folder, max_num_batched_tokens=64), arrivals))
 
 
-def test_preempted_requests_are_read_again(checkpoint: tuple[Path, Truth], start: Start) -> None:
+def test_preempted_requests_are_read_again(small: Checkpoint, start: Start) -> None:
     """Memory never makes vLLM preempt one of these, as none grows; a reset of its caches does."""
-    folder, truth = checkpoint
+    folder, truth = small
     engine, prompts = start(folder, max_num_batched_tokens=64), some_prompts((20, 150, 30))
     resets = []
 
@@ -135,19 +147,17 @@ def test_preempted_requests_are_read_again(checkpoint: tuple[Path, Truth], start
     check_answers(truth, prompts, answers)
 
 
-def test_without_the_decode_engine(
-    checkpoint: tuple[Path, Truth], start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_decode_engine(small: Checkpoint, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """XLSTM_HIP_DECODE_OP_ROWS=0 has steps go layer by layer, as those of many rows do."""
-    folder, truth = checkpoint
+    folder, truth = small
     monkeypatch.setenv("XLSTM_HIP_DECODE_OP_ROWS", "0")
     engine, prompts = start(folder), some_prompts((20, 1, 90))
     check_answers(truth, prompts, answers_to(engine, prompts))
 
 
-def test_sampling(checkpoint: tuple[Path, Truth], start: Start) -> None:
+def test_sampling(small: Checkpoint, start: Start) -> None:
     """A seed repeats its answer, in another batch too; log-probabilities are those of the tokens drawn."""
-    folder, truth = checkpoint
+    folder, truth = small
     engine, prompts = start(folder), some_prompts((20, 50))
     drawn = answers_to(engine, prompts, temperature=1.0, seed=5)
     check_answers(truth, prompts, drawn, greedy=False)
@@ -156,8 +166,8 @@ def test_sampling(checkpoint: tuple[Path, Truth], start: Start) -> None:
     assert answers_to(engine, prompts, temperature=1.0, seed=6)[0].tokens != drawn[0].tokens
 
 
-def test_log_probabilities_of_a_prompt(checkpoint: tuple[Path, Truth], start: Start) -> None:
-    folder, truth = checkpoint
+def test_log_probabilities_of_a_prompt(small: Checkpoint, start: Start) -> None:
+    folder, truth = small
     (prompt,) = some_prompts((90,))
     engine = start(folder, max_num_batched_tokens=32)
     (output,) = engine.generate([{"prompt_token_ids": prompt}], sampling(prompt_logprobs=0), use_tqdm=False)
@@ -168,8 +178,8 @@ def test_log_probabilities_of_a_prompt(checkpoint: tuple[Path, Truth], start: St
     check_errors(found, theirs[at], wide[at])
 
 
-def test_bfloat16_weights(checkpoint: tuple[Path, Truth], start: Start) -> None:
-    folder, _ = checkpoint
+def test_bfloat16_weights(small: Checkpoint, start: Start) -> None:
+    folder, _ = small
     engine, prompts = start(folder, dtype="bfloat16"), some_prompts((300, 20))
     answers = answers_to(engine, prompts, max_tokens=60)
     assert {x.dtype for x in model_in(engine).states[0].kv_cache} == {torch.float32}
@@ -177,8 +187,13 @@ def test_bfloat16_weights(checkpoint: tuple[Path, Truth], start: Start) -> None:
 
 
 def _wrong_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = BlockState.write
-    monkeypatch.setattr(BlockState, "write", lambda self, rows, x: write(self, _other(rows, blocks=1), x))
+    read, write = BlockState.read, BlockState.write
+    monkeypatch.setattr(BlockState, "read", lambda self, rows: read(self, rows._replace(run=None)))
+
+    def write_next(self: BlockState, rows: Any, state: Any) -> None:
+        write(self, rows._replace(run=None, blocks=rows.blocks.roll(1)), state)
+
+    monkeypatch.setattr(BlockState, "write", write_next)
 
 
 def _state_of_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,15 +212,11 @@ def _state_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchRowsBuilder, "_rows", rows)
 
 
-def _other(rows: Any, blocks: int) -> Any:
-    return rows._replace(blocks=rows.blocks.roll(blocks))
-
-
 @pytest.mark.parametrize("plant", (_wrong_block, _state_of_another_request, _state_lost))
 def test_a_planted_bug_is_seen(
-    checkpoint: tuple[Path, Truth], start: Start, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None]
+    small: Checkpoint, start: Start, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None]
 ) -> None:
-    folder, truth = checkpoint
+    folder, truth = small
     plant(monkeypatch)
     engine = start(folder, max_num_batched_tokens=64, num_gpu_blocks_override=4)
     prompts = some_prompts((200, 20, 9, 30))

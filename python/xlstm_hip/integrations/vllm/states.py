@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +27,9 @@ from .config import STATE_DTYPE
 class Rows(NamedTuple):
     """Some requests of a batch."""
 
-    tokens: slice  # of the batch
+    tokens: slice | Tensor  # of the batch, by place
     blocks: Tensor  # (N) int64
+    run: slice | None  # the blocks, where they follow each other; None on a GPU, where the host would have to wait
     new: Tensor  # (some of N) int64: those whose state is the initial one, whatever is in the block
     offsets: Tensor  # (N + 1) int32: where the tokens of each begin in those of all N
 
@@ -77,17 +79,28 @@ class BatchRowsBuilder(AttentionMetadataBuilder[BatchRows]):
         longer = (lengths[:count] > 1).nonzero()
         stepping = int(longer[0]) if len(longer) else count
         blocks = batch.block_table_tensor[:, 0].long()
-        rows = [
-            self._rows(starts, is_new, blocks, begin, end) if end > begin else None
-            for begin, end in ((0, stepping), (stepping, count))
-        ]
+        rows = (self._rows(starts, is_new, blocks, *part) for part in ((0, stepping), (stepping, count)))
         return BatchRows(*rows)
 
-    def _rows(self, starts: Tensor, is_new: Tensor, blocks: Tensor, begin: int, end: int) -> Rows:
+    def _rows(self, starts: Tensor, is_new: Tensor, blocks: Tensor, begin: int, end: int) -> Rows | None:
+        if begin == end:
+            return None
         first, last = int(starts[begin]), int(starts[end])
+        tokens: slice | Tensor = slice(first, last)
+        blocks, is_new = blocks[begin:end], is_new[begin:end]
+        run = None
+        if blocks.device.type == "cpu":
+            if last - first == end - begin:  # any order will do for single tokens
+                blocks, order = blocks.sort()
+                tokens, is_new = order + first, is_new[order]
+            run = _run_of(blocks)
         offsets = (starts[begin : end + 1] - first).to(self.device)
-        new = is_new[begin:end].nonzero().flatten().to(self.device)
-        return Rows(slice(first, last), blocks[begin:end], new, offsets)
+        return Rows(tokens, blocks, run, is_new.nonzero().flatten().to(self.device), offsets)
+
+
+def _run_of(blocks: Tensor) -> slice | None:
+    first, count = int(blocks[0]), len(blocks)
+    return slice(first, first + count) if blocks.tolist() == list(range(first, first + count)) else None
 
 
 class BlockState(MambaBase):
@@ -110,16 +123,40 @@ class BlockState(MambaBase):
     def get_attn_backend(self) -> type[AttentionBackend]:
         return StateBackend
 
+    def bind_kv_cache(self, kv_cache: Tensor) -> None:
+        """c of all blocks, then n, then m, where vLLM has the three of one block together: blocks that follow each
+        other then have their states in one tensor, which a step reads and overwrites in place. Nothing else reads this
+        memory.
+        """
+        if not kv_cache.is_contiguous():  # a layout with other layers' blocks in between
+            return super().bind_kv_cache(kv_cache)
+        memory, blocks, begin = kv_cache.view(-1).view(STATE_DTYPE), kv_cache.shape[0], 0
+        parts = []
+        for shape in self.shapes:
+            end = begin + blocks * prod(shape)
+            parts.append(memory[begin:end].view(blocks, *shape))
+            begin = end
+        self.kv_cache = tuple(parts)
+
+    def _in_place(self, rows: Rows) -> LayerState | None:
+        if rows.run is None:
+            return None
+        c, n, m = (x[rows.run] for x in self.kv_cache)
+        return (c, n, m) if c.is_contiguous() else None
+
     def read(self, rows: Rows) -> LayerState:
         """The rows' states (N, ...), contiguous; new ones are zero."""
-        c, n, m = (x.index_select(0, rows.blocks) for x in self.kv_cache)
-        for x in (c, n, m):
-            x.index_fill_(0, rows.new, 0)
+        c, n, m = self._in_place(rows) or (x.index_select(0, rows.blocks) for x in self.kv_cache)
+        if len(rows.new):
+            for x in (c, n, m):
+                x.index_fill_(0, rows.new, 0)
         return c, n, m
 
     def write(self, rows: Rows, state: LayerState) -> None:
-        for cached, x in zip(self.kv_cache, state, strict=True):
-            cached.index_copy_(0, rows.blocks, x)
+        """State that was read and then overwritten."""
+        if self._in_place(rows) is None:
+            for cached, x in zip(self.kv_cache, state, strict=True):
+                cached.index_copy_(0, rows.blocks, x)
 
 
 def read_states(layers: Sequence[BlockState], rows: Rows) -> State:
