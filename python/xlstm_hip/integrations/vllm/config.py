@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from ...models.config import xLSTMLargeConfig
@@ -26,6 +27,9 @@ class XLSTMConfig(VerifyAndUpdateConfig):
         cache.mamba_cache_mode = "none"
         # A request has one block, so that this is never reached.
         cache.mamba_block_size = vllm_config.model_config.max_model_len
+        compilation = vllm_config.compilation_config
+        if compilation.cudagraph_mode is None:  # vLLM's defaults come after this, and are of models that it captures
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
 
 
 def _unsupported(vllm_config: Any) -> list[tuple[str, Any, str]]:
