@@ -45,6 +45,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "vectors for tokens": ({"enable_prompt_embeds": True}, "enable_prompt_embeds: expected prompts of tokens"),
     "pooling": ({"runner": "pooling"}, "runner: expected 'generate' for an xLSTM, got 'pooling'"),
     "another model": ({"hf_overrides": {"tie_word_embeddings": True}}, "tie_word_embeddings: expected false"),
+    "narrow states by the checkpoint": (
+        {"hf_overrides": {"inference_state_dtype": "bfloat16"}},
+        "inference_state_dtype: expected 'float32' .* got 'bfloat16'",
+    ),
     "heads": ({"hf_overrides": {"num_heads": 5}}, "num_heads = 5"),
 }
 

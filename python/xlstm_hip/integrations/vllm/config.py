@@ -22,7 +22,12 @@ class XLSTMConfig(VerifyAndUpdateConfig):
     def verify_and_update_config(vllm_config: Any) -> None:
         for option, given, reason in _unsupported(vllm_config):
             raise ValueError(f"{option}: {reason} for an xLSTM, got {given!r}")
-        config_of(vllm_config)  # raises what a worker would, here
+        config = config_of(vllm_config)
+        if config.inference_state_dtype != "float32":
+            raise ValueError(
+                "inference_state_dtype: expected 'float32' in the checkpoint's config.json or by --hf-overrides, got "
+                f"{config.inference_state_dtype!r}"
+            )
         cache = vllm_config.cache_config
         cache.mamba_cache_mode = "none"
         # A request has one block, so that this is never reached.

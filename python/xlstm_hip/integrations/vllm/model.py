@@ -69,8 +69,9 @@ class XLSTMForCausalLM(nn.Module, HasInnerState, IsAttentionFree):
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """The head's input (T, D) of the batch's tokens. Neither positions nor what pipelines and embedded prompts
-        pass has a meaning here; the configuration lets none of the latter come."""
+        """The head's input (T, D) of the batch's tokens. An xLSTM has no use for positions; the other two come with
+        options that XLSTMConfig refuses.
+        """
         tokens = input_ids.long()
         by_name = get_forward_context().attn_metadata
         if by_name is None:  # vLLM warms up, without a cache

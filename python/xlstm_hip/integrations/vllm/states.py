@@ -63,7 +63,7 @@ class StateBackend(AttentionBackend):
 
 
 class BatchRowsBuilder(AttentionMetadataBuilder[BatchRows]):
-    # Which rows there are is decided on the host. The decode engine has graphs of its own on a GPU.
+    # Single tokens go first. No graphs of vLLM's, which is the default: the host decides which rows there are.
     reorder_batch_threshold: int | None = 1
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -153,10 +153,14 @@ class BlockState(MambaBase):
         return c, n, m
 
     def write(self, rows: Rows, state: LayerState) -> None:
-        """State that was read and then overwritten."""
-        if self._in_place(rows) is None:
+        in_place = self._in_place(rows)
+        if in_place is None:
             for cached, x in zip(self.kv_cache, state, strict=True):
                 cached.index_copy_(0, rows.blocks, x)
+            return
+        for own, x in zip(in_place, state, strict=True):
+            if own.data_ptr() != x.data_ptr():  # else it was overwritten where it lay
+                own.copy_(x)
 
 
 def read_states(layers: Sequence[BlockState], rows: Rows) -> State:
