@@ -133,19 +133,23 @@ def stand_in(folder: Path) -> int:
     return len(missing)
 
 
+def install(requirement: Requirement, folder: Path) -> str:
+    """Into the folder, which is made anew; returns what was installed, in words."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pip_install(folder, "--no-deps", str(requirement))
+    torch = torch_in(folder)
+    if needs := runtime(torch):
+        pip_install(folder, *needs)
+    missing = stand_in(folder)
+    return f"torch {torch.version} in {folder}, {missing} libraries of a GPU left out"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("torch", type=Requirement, help="as pip takes it: torch for the newest, torch==2.10.0")
     parser.add_argument("folder", type=Path, help="made anew")
     arguments = parser.parse_args()
-    folder = arguments.folder.absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    pip_install(folder, "--no-deps", str(arguments.torch))
-    torch = torch_in(folder)
-    if needs := runtime(torch):
-        pip_install(folder, *needs)
-    missing = stand_in(folder)
-    print(f"torch {torch.version} in {folder}, {missing} libraries of a GPU left out", flush=True)
+    print(install(arguments.torch, arguments.folder.absolute()), flush=True)
 
 
 if __name__ == "__main__":

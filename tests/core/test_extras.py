@@ -29,6 +29,8 @@ PACKAGE = Path(xlstm_hip.__file__).parent
 REQUIRED = {"torch", "numpy", "safetensors"}
 # Other implementations, which are compared with or stood in for. No extra installs them.
 PEERS = {"mlstm_kernels", "xlstm", "triton", "fla", "flash_attn", "kernels"}
+# Imports this package, as a plug-in.
+HOST = "vllm"
 IMPORTS = ("importlib.import_module", "optional_module")
 
 
@@ -121,6 +123,6 @@ def test_every_package_that_is_imported_is_known() -> None:
             ):
                 names = [node.args[0].value] if isinstance(node.args[0], ast.Constant) else []
             found |= {name.partition(".")[0]: path.name for name in names if not name.startswith(".")}
-    known = {*sys.stdlib_module_names, *REQUIRED, *PEERS, *EXTRA_OF, "xlstm_hip", "xlstm_hip_command"}
+    known = {*sys.stdlib_module_names, *REQUIRED, *PEERS, *EXTRA_OF, HOST, "xlstm_hip", "xlstm_hip_command"}
     assert {"torch", "transformers", "ray", "matplotlib"} <= found.keys()
     assert not {name: file for name, file in found.items() if name not in known}

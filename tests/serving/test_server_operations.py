@@ -22,7 +22,7 @@ from support.http_server import LocalServer, post, running
 from support.serving import until
 from xlstm_hip import cli
 from xlstm_hip._core.extras import EXTRA_OF
-from xlstm_hip.serving.server import Keys, auth, load_keys, logs
+from xlstm_hip.serving.server import Keys, Limits, auth, load_keys, logs
 from xlstm_hip.serving.server.serve import listen
 
 SECRET = "a text that nobody else may read"

@@ -4,8 +4,8 @@
 The model keeps its weights, class and interface. Its backbone and blocks become subclasses of themselves that run the
 blocks of models/blocks.py. This adds float32 states, attention_mask (left padding), packed sequences, caches that beam
 search can reorder, and gradients through states. Keywords that mean nothing to this model are errors. status(model)
-says which path each part takes. Importing this module also allows any registered kernel name in an xLSTMConfig: without
-the xlstm package, transformers accepts only its own kernel names, which no released config.json has.
+says which path each part takes. Importing this module also allows any registered kernel name in an xLSTMConfig
+(hf_config.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ try:
     from transformers import __version__ as transformers_version
 except ModuleNotFoundError:
     raise not_installed("transformers", "xlstm_hip.hf") from None
-from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache, xLSTMModel, xLSTMOutput
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -48,12 +47,9 @@ from ..models.decode_engine import (
 from ..models.hooks import known
 from ..models.mlstm_call import LayerState, MLSTMCall
 from ..models.status import Status, status_of
+from .hf_config import KERNEL_KINDS, accept_registered_kernels, check_kernel
 
 Model = TypeVar("Model", bound=nn.Module)
-KERNEL_KINDS: dict[str, tuple[str, ...]] = {
-    "chunkwise_kernel": LAYER_KINDS, "sequence_kernel": ("sequence",), "step_kernel": ("step",),
-}  # fmt: skip
-
 
 # Older ones do not reorder this model's cache, and end beam search with another text than they should.
 OLDEST_TRANSFORMERS = "5.13"
@@ -70,20 +66,8 @@ def _check_version(version: str) -> None:
         raise ImportError(f"xlstm_hip.hf: expected transformers {OLDEST_TRANSFORMERS} or newer, got {version}")
 
 
-def _accept_registered_kernels() -> None:
-    config: Any = xLSTMConfig
-    for field, kinds in KERNEL_KINDS.items():
-        config.__validators__[field] = [functools.partial(_registered, field, kinds)]
-
-
-def _registered(field: str, kinds: tuple[str, ...], name: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"{field}: expected a kernel name, got {name!r}")
-    kernel_info(name, kinds)
-
-
 _check_version(transformers_version)
-_accept_registered_kernels()
+accept_registered_kernels()
 
 
 class FloatStateCache(xLSTMCache):
@@ -359,7 +343,7 @@ def accelerate(model: Model, **kernels: str) -> Model:
     if kernels and kernels.keys() != KERNEL_KINDS.keys():
         raise TypeError(f"accelerate: expected {', '.join(KERNEL_KINDS)} or none of them, got {', '.join(kernels)}")
     for field, name in kernels.items():
-        _registered(field, KERNEL_KINDS[field], name)
+        check_kernel(field, KERNEL_KINDS[field], name)
     if hasattr(type(backbone), "_xlstm_hip"):
         restore(model)
     swaps = [(backbone, _backbone_forward)]

@@ -60,16 +60,29 @@ def read_config(folder: Path, with_gate_of_kernel: bool = True) -> tuple[xLSTMLa
     Without with_gate_of_kernel, for a caller who names a kernel, its own may be one that nobody knows here.
     """
     file, fields, tokens = stored_config(folder)
+    config = _for_inference(file, fields, with_gate_of_kernel)
+    try:
+        _check_ids(tokens, config.vocab_size)
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    return config, tokens
+
+
+def config_of_transformers(source: str, raw: dict[str, Any]) -> xLSTMLargeConfig:
+    """read_config's, of the fields of transformers' xLSTMConfig; source is what an error names."""
+    return _for_inference(source, _fields_from_json(source, raw), with_gate_of_kernel=True)
+
+
+def _for_inference(source: Path | str, fields: dict[str, Any], with_gate_of_kernel: bool) -> xLSTMLargeConfig:
     training_fields = {name: value for name, value in fields.items() if name not in KERNELS}
     kernel = fields.get("chunkwise_kernel")
     try:
         config = xLSTMLargeConfig(**training_fields | INFERENCE)
         if with_gate_of_kernel and kernel is not None:
             config.chunkwise_kernel = _with_gate_of(kernel, config.chunkwise_kernel)
-        _check_ids(tokens, config.vocab_size)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{file}: {error}") from None
-    return config, tokens
+        raise CheckpointError(f"{source}: {error}") from None
+    return config
 
 
 def stored_config(folder: Path) -> tuple[Path, dict[str, Any], SpecialTokens]:
@@ -129,21 +142,27 @@ def json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
-    raw = json_object(file)
+def _fields_from_json(source: Path | str, raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of xLSTMLargeConfig in those of a config.json."""
     if raw.get("model_type") not in (MODEL_TYPE, QUANTISED_TYPE, FUSED_TYPE):
-        raise CheckpointError(f"{file}: expected model_type {MODEL_TYPE!r}, got {raw.get('model_type')!r}")
+        raise CheckpointError(f"{source}: expected model_type {MODEL_TYPE!r}, got {raw.get('model_type')!r}")
     if raw.get("tie_word_embeddings"):
-        raise CheckpointError(f"{file}: tie_word_embeddings: expected false, as in xLSTM-7B, got true")
+        raise CheckpointError(f"{source}: tie_word_embeddings: expected false, as in xLSTM-7B, got true")
     fields = dict(HF_DEFAULTS)
     for hf_name, field in HF_NAMES.items():
         both = (raw.get(hf_name), raw.get(field))
         if None not in both and both[0] != both[1]:
-            raise CheckpointError(f"{file}: {hf_name}: expected that of {field}, {both[1]}, got {both[0]}")
+            raise CheckpointError(f"{source}: {hf_name}: expected that of {field}, {both[1]}, got {both[0]}")
     fields |= {field: raw[hf_name] for hf_name, field in HF_NAMES.items() if raw.get(hf_name) is not None}
     other_names = HF_NAMES.values()  # may be null; elsewhere null says something, or is a mistake
     fields |= {x: raw[x] for x in FIELDS if x in raw and not (raw[x] is None and x in other_names)}
     fields["add_out_norm"] = True  # transformers' model always has it
+    return fields
+
+
+def _from_json(file: Path) -> tuple[dict[str, Any], SpecialTokens]:
+    raw = json_object(file)
+    fields = _fields_from_json(file, raw)
     generation = file.with_name(GENERATION_FILE)
     if generation.exists():  # transformers' generate takes its special tokens from here
         stored = json_object(generation)
