@@ -57,8 +57,13 @@ void check(const xlstm_attention& in, bool on_host) {
   constexpr int64_t kMaxTokens = int64_t(1) << 30;
   in_range("length_q", in.length_q, 0, kMaxTokens);
   in_range("length_k", in.length_k, 0, kMaxTokens);
-  has_dtype("q", in.q);
-  is_keys("k", in.k, in, is_float8(in.k.dtype) ? in.k.dtype : in.q.dtype);
+  const bool float8_products = is_float8(in.q.dtype);
+  if (float8_products && on_host) invalid("q: floats of 8 bits are for a GPU");
+  if (float8_products)
+    has_data("q", in.q.data);
+  else
+    has_dtype("q", in.q);
+  is_keys("k", in.k, in, is_float8(in.k.dtype) && !float8_products ? in.k.dtype : in.q.dtype);
   is_keys("v", in.v, in, in.k.dtype);
   is_descale("k_descale", in.k_descale, in.k.dtype);
   is_descale("v_descale", in.v_descale, in.k.dtype);
@@ -82,7 +87,7 @@ void check(const xlstm_attention& in, bool on_host) {
 
 void check_attention_forward(const xlstm_attention_forward& p, bool on_host) {
   check(p.in, on_host);
-  has_dtype("out", p.out, p.in.q.dtype);
+  has_dtype("out", p.out, is_float8(p.in.q.dtype) ? XLSTM_BFLOAT16 : p.in.q.dtype);
   has_dtype("lse", p.lse, wide(p.in));
   if (p.probs.data) has_dtype("probs", p.probs, p.in.q.dtype);
   in_range("splits", p.splits, 0, kMaxSplits);

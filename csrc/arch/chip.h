@@ -10,11 +10,19 @@
 
 namespace xlstm::gpu {
 
+// The floats of 8 bits that a chip has matrix products of.
+enum class Float8Products { none, e4m3fn, e4m3fnuz };
+inline Float8Products float8_products_of(const std::string& arch) {
+  if (arch.rfind("gfx942", 0) == 0) return Float8Products::e4m3fnuz;
+  return arch.rfind("gfx950", 0) == 0 ? Float8Products::e4m3fn : Float8Products::none;
+}
+
 struct Chip {
   Family family;
   int compute_units;  // as in DeviceFacts
   int lds_bytes;      // that a block may have
   bool hopper;        // has the features of arch/hopper/hopper.h, and the library has code for it
+  Float8Products float8_products = Float8Products::none;  // that kernels here make
 };
 
 // The family, from HIP's or CUDA's name of the arch: "gfx942:sramecc+", "sm_90". Chips of AMD's gfx9 have waves of 64.
@@ -25,7 +33,8 @@ inline Family family_of(const std::string& arch) {
 }
 
 inline Chip chip_of(const DeviceFacts& device) {
-  return {family_of(device.arch), device.compute_units, device.lds_bytes, std::string(device.arch) == "sm_90"};
+  return {family_of(device.arch), device.compute_units, device.lds_bytes, std::string(device.arch) == "sm_90",
+          float8_products_of(device.arch)};
 }
 
 // The current device. When the library has no code for the device it throws std::runtime_error, which names the

@@ -186,6 +186,18 @@ XLSTM_DEVICE uint32_t moved_float8_bytes(uint32_t word) {
 #elif defined(__gfx950__)
 #define XLSTM_CONVERTS_FLOAT8(F) !F::kFnuz
 #endif
+// Whether the chip has matrix products of elements E: of floats of 8 bits, of the format that it converts.
+template <class E>
+constexpr bool kMultiplies = true;
+template <class F>
+  requires(sizeof(F) == 1)
+constexpr bool kMultiplies<F> =
+#if defined(XLSTM_CONVERTS_FLOAT8)
+    XLSTM_CONVERTS_FLOAT8(F);
+#else
+    false;
+#endif
+
 #if !defined(__CUDACC__)
 // Bytes n and n + 2 of a register as two float16, which have all values of these formats.
 template <class F, int n>

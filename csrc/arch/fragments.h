@@ -47,7 +47,16 @@ XLSTM_DEVICE uint32_t join_halves(uint32_t a, uint32_t b, bool high) {
 #endif
 }
 
-// 16 bytes, 8 or 4 elements: the vector that a lane loads or stores in one access.
+// Interleaves the bytes of two registers' halves, a's byte first: bytes 0 and 1 of each, or 2 and 3.
+XLSTM_DEVICE uint32_t join_bytes(uint32_t a, uint32_t b, bool high) {
+#if defined(__CUDACC__)
+  return __byte_perm(a, b, high ? 0x7362 : 0x5140);
+#else
+  return __builtin_amdgcn_perm(b, a, high ? 0x07030602u : 0x05010400u);
+#endif
+}
+
+// 16 bytes, 16, 8 or 4 elements: the vector that a lane loads or stores in one access.
 struct alignas(16) Vec16 {
   uint32_t word[4];
 };

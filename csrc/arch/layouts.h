@@ -14,8 +14,8 @@ constexpr bool is_rdna(Family f) { return f == Family::rdna || f == Family::rdna
 constexpr int wave_size(Family f) { return f == Family::cdna ? 64 : 32; }
 
 // The rows of a strip, which is also the k of one multiply. On CDNA two 16x16x16 instructions share a 16-byte LDS read
-// of 2-byte elements.
-constexpr int strip_step(Family f, int element_bytes) { return f == Family::cdna && element_bytes == 2 ? 32 : 16; }
+// of 2-byte elements, and two multiplies one of floats of 8 bits, which CDNA alone multiplies.
+constexpr int strip_step(Family f, int element_bytes) { return f == Family::cdna && element_bytes <= 2 ? 32 : 16; }
 constexpr int kStripColumns = 16;
 // The accumulators of a strip in each lane.
 constexpr int strip_registers(Family f, int element_bytes) {
@@ -52,7 +52,7 @@ constexpr int row_lanes(Family f) { return f == Family::nvidia ? 3 : f == Family
 // The number of a lane's registers, from the first on, that belong to one column and to rows of the same group of
 // eight.
 constexpr int eight_registers(Family f, int element_bytes) {
-  return f == Family::nvidia ? 2 : f == Family::rdna4 || (f == Family::cdna && element_bytes == 2) ? 8 : 4;
+  return f == Family::nvidia ? 2 : f == Family::rdna4 || (f == Family::cdna && element_bytes <= 2) ? 8 : 4;
 }
 
 // The row in a group of 32 rows that is row i of accumulator j: the same alternation, for loading stream operands.
@@ -113,10 +113,13 @@ constexpr int two_way_vec16(Family f, int row, int vec16) {
 
 // Features are k: operands are built from one unit of features at a time, in an order of k that the stream and the
 // chain side share.
-constexpr int unit_features(Family f, int element_bytes) { return element_bytes == 2 && !is_rdna(f) ? 32 : 16; }
+constexpr int unit_features(Family f, int element_bytes) {
+  if (element_bytes == 1) return 64;
+  return element_bytes == 2 && !is_rdna(f) ? 32 : 16;
+}
 constexpr int stream_vec16s(Family f, int element_bytes) {  // of a unit in each lane
   if (is_rdna(f)) return element_bytes / (f == Family::rdna4 ? 2 : 1);
-  return f == Family::nvidia || element_bytes == 2 ? 2 : 1;
+  return f == Family::nvidia || element_bytes <= 2 ? 2 : 1;
 }
 constexpr int chain_vec16s(Family f, int element_bytes) {
   return f == Family::cdna ? 1 : stream_vec16s(f, element_bytes);
@@ -131,7 +134,7 @@ constexpr Vec16Position stream_vec16(Family f, int element_bytes, int lane, int 
   if (f == Family::nvidia) return {lane / 4 + 8 * p, lane % 4 * n};
   if (f == Family::rdna) return {lane % 16, p * n};
   if (f == Family::rdna4) return {lane % 16, lane / 16 * 8 + p * n};
-  return {element_bytes == 2 ? interleaved_row(lane % 16, p) : lane % 16, lane / 16 * n};
+  return {element_bytes <= 2 ? interleaved_row(lane % 16, p) : lane % 16, lane / 16 * n};
 }
 constexpr Vec16Position chain_vec16(Family f, int element_bytes, int lane, int p) {
   if (f == Family::cdna) return {lane % 16, lane / 16 * (16 / element_bytes)};
@@ -142,6 +145,7 @@ constexpr Vec16Position chain_vec16(Family f, int element_bytes, int lane, int p
 // transposed in registers. Neighbouring features of a vector go to different strips or accumulators, which decides the
 // feature of each row of a strip.
 constexpr int transposed_words(Family f, int element_bytes) {
+  if (element_bytes == 1) return 1;
   return f == Family::nvidia || (f == Family::cdna && element_bytes == 4) ? 4 : 2;
 }
 constexpr int transposed_elements(Family f, int element_bytes) {
@@ -155,7 +159,7 @@ constexpr int transposed_strips(Family f, int element_bytes) {
 }
 constexpr int transposed_vec16s(Family f, int element_bytes) {  // of a block in each lane
   if (is_rdna(f)) return f == Family::rdna4 ? 8 : 16;
-  return f == Family::nvidia ? 4 : 16 / element_bytes;
+  return f == Family::nvidia ? 4 : element_bytes == 4 ? 4 : 8;
 }
 constexpr Vec16Position transposed_vec16(Family f, int element_bytes, int lane, int p) {
   const int n = transposed_elements(f, element_bytes);

@@ -25,13 +25,23 @@ constexpr int kStreamVec16s = stream_vec16s(kFamily, sizeof(E));
 template <class E>
 constexpr int kChainVec16s = chain_vec16s(kFamily, sizeof(E));
 
+// What a lane's vector of a unit has for step s where it is an operand as it lies: floats of 8 bits have two steps in
+// it.
+template <class E>
+XLSTM_DEVICE auto step_of(const Vec16& p, [[maybe_unused]] int s) {
+  if constexpr (sizeof(E) == 1)
+    return uint64_t(p.word[2 * s]) | uint64_t(p.word[2 * s + 1]) << 32;
+  else
+    return p;
+}
+
 // The operands of step s of a unit, from a lane's vectors of the unit.
 template <class E>
 XLSTM_DEVICE StreamOperand<E> stream_of(const Vec16 (&p)[kStreamVec16s<E>], [[maybe_unused]] int s) {
   StreamOperand<E> o;
   if constexpr (kFamily == Family::cdna) {
 #pragma unroll
-    for (int j = 0; j < kStreamVec16s<E>; ++j) o.k[j] = p[j];
+    for (int j = 0; j < kStreamVec16s<E>; ++j) o.k[j] = step_of<E>(p[j], s);
   } else if constexpr (is_rdna(kFamily)) {
 #pragma unroll
     for (int w = 0; w < wmma_words(kFamily); ++w)
@@ -52,7 +62,7 @@ XLSTM_DEVICE StreamOperand<E> stream_of(const Vec16 (&p)[kStreamVec16s<E>], [[ma
 template <class E>
 XLSTM_DEVICE ChainOperand<E> chain_of_vec16s(const Vec16 (&p)[kChainVec16s<E>], [[maybe_unused]] int s) {
   if constexpr (kFamily == Family::cdna) {
-    return {p[0]};
+    return {step_of<E>(p[0], s)};
   } else if constexpr (is_rdna(kFamily)) {
     return stream_of<E>(p, s);
   } else {
@@ -103,6 +113,8 @@ template <class E>
 XLSTM_DEVICE TransposedVec16<E> read_transposed(const void* from) {
   if constexpr (sizeof(TransposedVec16<E>) == 16)
     return __builtin_bit_cast(TransposedVec16<E>, read_vec16(from));
+  else if constexpr (sizeof(TransposedVec16<E>) == 4)
+    return {{*static_cast<const uint32_t*>(from)}};
   else
     return __builtin_bit_cast(TransposedVec16<E>, *reinterpret_cast<const uint64_t*>(from));
 }
@@ -111,7 +123,18 @@ XLSTM_DEVICE TransposedVec16<E> read_transposed(const void* from) {
 template <class E>
 XLSTM_DEVICE StreamOperand<E> transposed(const TransposedVec16<E> (&p)[kTransposedVec16s<E>], int t) {
   StreamOperand<E> o;
-  if constexpr (kFamily == Family::cdna) {
+  if constexpr (kFamily == Family::cdna && sizeof(E) == 1) {  // bytes 2 t and 2 t + 1 of eight tokens
+    uint32_t word[2][2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const uint32_t a = join_bytes(p[4 * w].word[0], p[4 * w + 1].word[0], t);
+      const uint32_t b = join_bytes(p[4 * w + 2].word[0], p[4 * w + 3].word[0], t);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) word[j][w] = join_halves(a, b, j);
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) o.k[j] = __builtin_bit_cast(uint64_t, word[j]);
+  } else if constexpr (kFamily == Family::cdna) {
 #pragma unroll
     for (int w = 0; w < 4; ++w)
       if constexpr (sizeof(E) == 2) {

@@ -34,7 +34,7 @@ typedef enum xlstm_dtype {
   XLSTM_BFLOAT16 = 1,
   XLSTM_FLOAT16 = 2,
   XLSTM_FLOAT64 = 3,
-  XLSTM_FLOAT8_E4M3FN = 4, /* this and the next: attention's keys and values alone; xlstm_code says what they are */
+  XLSTM_FLOAT8_E4M3FN = 4, /* this and the next: attention's tensors alone; xlstm_code says what they are */
   XLSTM_FLOAT8_E4M3FNUZ = 5,
   XLSTM_DTYPE_INT = -2147483647 - 1 /* any int may be stored, and is checked */
 } xlstm_dtype;
@@ -167,7 +167,8 @@ typedef struct xlstm_attention {
   const int32_t* block_table;     /* (batch, pages of a sequence), or NULL */
   int64_t block_table_stride;
   int64_t page_size, pages; /* tokens of a page; pages of k and v */
-  xlstm_tensor q, k, v;     /* k and v: of q's dtype, or both of one of the floats of 8 bits */
+  xlstm_tensor q, k, v;     /* k and v: of q's dtype, or both of one of the floats of 8 bits; q: of these where a GPU
+                               multiplies them, for MLA */
   double softmax_scale, softcap, dropout_p;
   int64_t window_left, window_right; /* < 0: unbounded */
   const float* alibi_slopes;         /* (heads_q), or (batch, heads_q) with that stride; NULL */
@@ -180,7 +181,7 @@ typedef struct xlstm_attention {
 
 typedef struct xlstm_attention_forward {
   xlstm_attention in;
-  xlstm_tensor out;      /* like q with DV features, in q's dtype */
+  xlstm_tensor out;      /* like q with DV features, in q's dtype, or in bfloat16 where that has 8 bits */
   xlstm_tensor lse;      /* strides of sequence, head and token; wide */
   int32_t lse_with_sink; /* whether lse counts the sink */
   xlstm_tensor probs;    /* (B, HQ, length_q, length_k) in q's dtype with contiguous keys, zeroed by the caller: the

@@ -235,17 +235,23 @@ py::dict plan_decode_gpu(const py::object& device, int64_t batch, int64_t heads_
                   "splits"_a = p.splits, "grid"_a = p.grid);
 }
 // The plan of MLA decode. rows: of a key head. compute_units, arch: of the present device, or of a known one.
-// allow_hopper: whether Hopper's schedule may be chosen.
+// allow_hopper: whether Hopper's schedule may be chosen. element_bytes: q's.
 py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t lds_bytes, int64_t batch, int64_t heads_k,
-                      int64_t rows, int64_t keys, int64_t dqk, int64_t splits, bool allow_hopper) {
+                      int64_t rows, int64_t keys, int64_t dqk, int64_t splits, bool allow_hopper, int element_bytes) {
   check_positive({{"compute_units", compute_units}, {"batch", batch}, {"heads_k", heads_k}, {"rows", rows}});
   gpu::Chip chip = gpu::chip_of({"", arch.c_str(), compute_units, 0, lds_bytes, 0, 0, 0});
   chip.hopper = chip.hopper && allow_hopper;
   const gpu::attention::MlaPlan p =
-      gpu::attention::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, 2, false}, splits, chip);
+      gpu::attention::plan_mla({batch, rows * heads_k, heads_k, 1, keys, dqk, 512, element_bytes, false}, splits, chip);
   return py::dict("schedule"_a = schedule_name(p.hopper), "rows"_a = p.rows, "keys"_a = p.shape.keys,
                   "threads"_a = p.shape.threads, "lds_bytes"_a = p.shape.lds_bytes, "blocks"_a = p.blocks,
                   "splits"_a = p.splits, "grid"_a = p.grid);
+}
+// The floats of 8 bits that MLA's kernels for these head dims multiply on a chip, by torch's name, or nothing.
+std::string mla_float8_products(const std::string& arch, int64_t dqk, int64_t dv) {
+  const gpu::Float8Products products = gpu::float8_products_of(arch);
+  if (!gpu::attention::has_mla_dims(dqk, dv) || products == gpu::Float8Products::none) return "";
+  return products == gpu::Float8Products::e4m3fn ? "float8_e4m3fn" : "float8_e4m3fnuz";
 }
 // The coordinates of each block of a forward call: key head, part of the keys, block of rows.
 py::list attention_coords(int64_t heads, int64_t splits, int64_t row_blocks) {
@@ -297,8 +303,10 @@ PYBIND11_MODULE(_native, m) {
         "dqk"_a, "dv"_a, "element_bytes"_a, "splits"_a = 0,
         "The plan of attention for few rows of a key head; few_rows: whether the rows are few enough for that kernel.");
   m.def("plan_mla_gpu", plan_mla_gpu, "arch"_a, "compute_units"_a, "lds_bytes"_a, "batch"_a, "heads_k"_a, "rows"_a,
-        "keys"_a, "dqk"_a = 576, "splits"_a = 0, "own_schedule"_a = true,
+        "keys"_a, "dqk"_a = 576, "splits"_a = 0, "own_schedule"_a = true, "element_bytes"_a = 2,
         "The plan of MLA decode on a GPU; rows: queries of all heads of a key head.");
+  m.def("mla_float8_products", mla_float8_products, "arch"_a, "dqk"_a, "dv"_a,
+        "The floats of 8 bits that MLA's kernels multiply on a chip, by torch's name, or nothing.");
   m.def("attention_places", attention_coords, "heads"_a, "splits"_a, "row_blocks"_a,
         "(key head, part of the keys, block of rows) of each block of a forward call on a GPU, in launch order.");
   add_shapes(m);

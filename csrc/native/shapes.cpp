@@ -43,10 +43,10 @@ py::object decode_shape(const std::string& family, int element_bytes, int dqk, i
   return py::dict("rows"_a = gpu::attention::kDecodeRows, "keys"_a = gpu::strip_step(f, element_bytes),
                   "blocks"_a = s.blocks, "lds_bytes"_a = s.lds_bytes);
 }
-py::object mla_shape(const std::string& family, int rows, int features, bool ahead) {
+py::object mla_shape(const std::string& family, int rows, int features, bool ahead, int element_bytes) {
   const gpu::Family f = family_of(family);
   if (!gpu::attention::has_mla(f, rows, ahead)) return py::none();
-  const gpu::attention::MlaShape s = gpu::attention::mla_shape(f, rows, features, ahead);
+  const gpu::attention::MlaShape s = gpu::attention::mla_shape(f, rows, features, ahead, element_bytes);
   return py::dict("rows"_a = rows, "keys"_a = s.keys, "values"_a = gpu::attention::kMlaValues, "blocks"_a = 1,
                   "lds_bytes"_a = s.lds_bytes);
 }
@@ -110,7 +110,7 @@ void add_shapes(py::module_& m) {
         "A block of the decode kernel: rows, keys of a tile, blocks of a multiprocessor, LDS; None where the family "
         "has no such kernel.");
   m.attr("MLA_CDNA_ROWS") = gpu::attention::kMlaCdnaRows;
-  m.def("mla_shape", mla_shape, "family"_a, "rows"_a, "features"_a, "ahead"_a,
+  m.def("mla_shape", mla_shape, "family"_a, "rows"_a, "features"_a, "ahead"_a, "element_bytes"_a = 2,
         "A block of the MLA kernel: rows, keys of a tile, values, blocks of a multiprocessor, LDS; None where the "
         "family has no such kernel.");
   m.def("batch_lds_bytes", batch_lds_bytes, "family"_a, "columns"_a);

@@ -2,6 +2,7 @@
 // The attention ops: tensors into params, results allocated, the C API called.
 #include <tuple>
 
+#include "base/float8.h"
 #include "torch/check.h"
 
 namespace xlstm::torch_ops {
@@ -29,7 +30,7 @@ xlstm_tensor tokens_of(const char* name, const Tensor& x, const Tensor& q, xlstm
 xlstm_tensor tokens(const char* name, const Tensor& x, const Tensor& q) {
   return tokens_of(name, x, q, dtype_of(name, x));
 }
-// The same of keys, values or a cache, which may be floats of 8 bits.
+// The same of what may be floats of 8 bits: keys, values or a cache, and MLA's queries.
 xlstm_tensor key_tokens(const char* name, const Tensor& x, const Tensor& q) {
   return tokens_of(name, x, q, key_dtype_of(name, x));
 }
@@ -127,7 +128,7 @@ xlstm_attention params_of(const Inputs& x, const Options& o) {
     p.cache_batch = packed_k ? 0 : k.size(0);
     STD_TORCH_CHECK(packed_k || p.cache_batch_idx || k.size(0) == p.batch, "k: expected q's batch size");
   }
-  p.q = tokens("q", q, q);
+  p.q = key_tokens("q", q, q);
   p.k = key_tokens("k", k, q);
   p.v = key_tokens("v", v, q);
   p.k_descale = descale("k_descale", x.k_descale, q, p.batch, p.heads_k);
@@ -144,10 +145,12 @@ xlstm_attention params_of(const Inputs& x, const Options& o) {
   return p;
 }
 
-// A contiguous tensor of x's shape but for the features. If packed it is zeroed, for tokens that belong to no sequence.
+// A contiguous tensor of x's shape but for the features, in bfloat16 where x has 8 bits. If packed it is zeroed, for
+// tokens that belong to no sequence.
 Tensor like_tokens(const Tensor& x, int64_t features, bool packed) {
-  Tensor result = x.dim() == 4 ? new_tensor(x, {x.size(0), x.size(1), x.size(2), features}, x.scalar_type())
-                               : new_tensor(x, {x.size(0), x.size(1), features}, x.scalar_type());
+  const ScalarType dtype = is_float8(key_dtype_of("q", x)) ? ScalarType::BFloat16 : x.scalar_type();
+  Tensor result = x.dim() == 4 ? new_tensor(x, {x.size(0), x.size(1), x.size(2), features}, dtype)
+                               : new_tensor(x, {x.size(0), x.size(1), features}, dtype);
   if (packed) torch::stable::zero_(result);
   return result;
 }

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from code_objects import Instruction
 
 MACS_OF_A_UNIT = 32 * 32 * 8  # what the matrix unit of a gfx942 does in 32 cycles with 2-byte operands
-# v_mfma_f32_16x16x16_bf16, v_mfma_f32_16x16x16bf16_1k, v_wmma_f32_16x16x16_f16, v_mfma_f32_16x16x4_f32
+# v_mfma_f32_16x16x16_bf16, v_mfma_f32_16x16x16bf16_1k, v_wmma_f32_16x16x16_f16, v_mfma_f32_16x16x4_f32,
+# v_mfma_f32_16x16x32_fp8_fp8
 MATRIX = re.compile(r"v_(?:mfma|smfmac|wmma)_\w*?(\d+)x(\d+)x(\d+)_?(\w+)")
 LDS_WRITE = re.compile(r"ds_(?:write|store)(2|_2addr)?(?:st64|_stride64)?_b(\d+)")
 FMA = re.compile(r"v_(pk_|dual_)?(?:fma|fmac|fmamk|fmaak|mac|mad|madmk|madak|fma_mix|dot2c?)_(?:legacy_)?(?:f32|f16)")
@@ -43,7 +44,7 @@ def cost_of(instruction: Instruction) -> Cost:
     matrix = MATRIX.match(name)
     if matrix:
         macs = int(matrix[1]) * int(matrix[2]) * int(matrix[3])
-        slower = 8 if matrix[4].startswith("f32") else 1  # float operands
+        slower = 8 if matrix[4].startswith("f32") else 0.5 if matrix[4].startswith("fp8") else 1  # operands
         return Cost(units=macs * slower / MACS_OF_A_UNIT, matrix=1)
     wide = re.match(r"(?:global|buffer|flat)_load_(dwordx3|dwordx4|b96|b128)", name)
     if wide or name.startswith("flat_"):

@@ -16,6 +16,9 @@ from xlstm_hip import _native
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Of q, where keys and values are floats of 8 bits; tiles are q's.
 ELEMENT_BYTES |= {f"{keys}<{q}>": 2 for keys in ("E4m3fnKeys", "E4m3fnuzKeys") for q in ("bf16", "fp16")}
+# Q and keys in floats of 8 bits; of out.
+ELEMENT_BYTES |= {f"{products}<bf16>": 1 for products in ("E4m3fnProducts", "E4m3fnuzProducts")}
+PRODUCTS_OF_8_BITS = {"gfx942": "E4m3fnuzProducts", "gfx950": "E4m3fnProducts"}
 WIDE_ROWS = 64  # of a state that is walked in slices
 COLUMNS_OF_A_WAVE = 32  # of a walk's state
 STRIP_COLUMNS = 16
@@ -175,12 +178,15 @@ def decode_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: s
     return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
 
 
-def mla_kernel(kernel: Kernel, _element: str, rows: str, features: str, ahead: str) -> Shape | None:
-    shape = _native.mla_shape(kernel.family, int(rows), int(features), ahead == "true")
+def mla_kernel(kernel: Kernel, element: str, rows: str, features: str, ahead: str) -> Shape | None:
+    bytes_of = ELEMENT_BYTES[element]
+    if bytes_of == 1 and PRODUCTS_OF_8_BITS.get(kernel.arch) != element.partition("<")[0]:
+        return None
+    shape = _native.mla_shape(kernel.family, int(rows), int(features), ahead == "true", bytes_of)
     if not shape:
         return None
     macs = shape["rows"] * shape["keys"] * (int(features) + shape["values"]) // waves(kernel)
-    return Shape(shape["lds_bytes"], shape["blocks"], macs)
+    return Shape(shape["lds_bytes"], shape["blocks"], macs * bytes_of // 2)  # 8 bits take half as long
 
 
 def mla_cdna_kernel(kernel: Kernel, element: str, features: str) -> Shape | None:

@@ -171,9 +171,10 @@ Nothing here was measured on a GPU: the figures come from the compiler's output.
 - *matrix*: MFMA or WMMA instructions in one pass through the innermost loop that has any: a chunk of the walk, or a
   slice of 64 features of the scores. If the loop has several paths, the path of aligned inputs counts.
 - *vector*: other vector instructions in that pass per unit of matrix work. A unit is 32x32x8 of 2-byte elements, or
-  what takes as long on a gfx942 (two 16x16x16, one 16x16x4 of floats). *acc moves*: moves between accumulation
-  registers and others per unit, counted separately. With several loops, both columns are those of the loop that has
-  most of them. *flat*: loads and stores in the pass that do not distinguish memory from LDS, and so wait for both.
+  what takes as long on a gfx942 (two 16x16x16, two 16x16x32 of 8 bits, one 16x16x4 of floats). *acc moves*: moves
+  between accumulation registers and others per unit, counted separately. With several loops, both columns are those of
+  the loop that has most of them. *flat*: loads and stores in the pass that do not distinguish memory from LDS, and so
+  wait for both.
 
 The table leaves out kernels that no plan launches on a chip. More than {most:.0f} vector instructions per unit, moves
 included, need a reason:

@@ -25,6 +25,7 @@ def test_costs() -> None:
     assert cost_of(Instruction(0, "v_mfma_f32_16x16x16_bf16", "")) == Cost(units=0.5, matrix=1)
     assert cost_of(Instruction(0, "v_mfma_f32_16x16x16bf16_1k", "")) == Cost(units=0.5, matrix=1)
     assert cost_of(Instruction(0, "v_mfma_f32_16x16x4_f32", "")) == Cost(units=1, matrix=1)
+    assert cost_of(Instruction(0, "v_mfma_f32_16x16x32_fp8_fp8", "")) == Cost(units=0.5, matrix=1)
     assert cost_of(Instruction(0, "v_mfma_f32_16x16x4f32", "")) == Cost(units=1, matrix=1)
     assert cost_of(Instruction(0, "v_wmma_f32_16x16x16_f16", "")) == Cost(units=0.5, matrix=1)
     assert cost_of(Instruction(0, "v_accvgpr_read_b32", "")) == Cost(less_vector=-1, moves=1)

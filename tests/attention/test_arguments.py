@@ -46,6 +46,7 @@ COMMON: dict[str, Any] = {
     "alibi_slopes": SLOPES, "return_attn_probs": True, "sink": torch.ones(H), "block_size": 32,
     "attention_dropout": 0.3, "dropout": 0.3, "backward_plan": "test_ops.test_a_plan_comes_to_backward",
     "k_descale": "test_float8.test_forward", "v_descale": "test_float8.test_forward",
+    "q_descale": "test_float8.test_mla_of_queries_in_float8",
 }  # fmt: skip
 SAME = {
     "deterministic": "the order of a sum changes roundings alone",

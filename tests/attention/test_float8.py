@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.library import opcheck
 
 from support.attention import truth
-from support.attention.decode_rows import FLOAT8, FLOAT8_MLA_ROWS, FLOAT8_ROWS, float8_of, run_mla, run_row
+from support.attention.decode_rows import (
+    FLOAT8,
+    FLOAT8_MLA_ROWS,
+    FLOAT8_ROWS,
+    float8_of,
+    products_mla_rows,
+    run_mla,
+    run_row,
+)
 from support.attention.problem import EPS, FLOOR, generator
 from support.compat_parts import compat_part
 from support.representative import marked
@@ -23,6 +31,7 @@ from xlstm_hip.attention.ops import OPS, Options
 from xlstm_hip.reference import attention as plain
 from xlstm_hip.reference import attention_ops
 
+PRODUCTS_MLA_ROWS = products_mla_rows()
 flash_attn_3 = compat_part("attention").flash_attn_3
 
 
@@ -36,6 +45,24 @@ def test_row(number: int) -> None:
 @pytest.mark.parametrize("number", range(len(FLOAT8_MLA_ROWS)))
 def test_mla(number: int) -> None:
     run_mla(FLOAT8_MLA_ROWS[number])
+
+
+@pytest.mark.parametrize("number", range(len(PRODUCTS_MLA_ROWS)))
+def test_mla_of_queries_in_float8(number: int) -> None:
+    """Widened, where no kernel multiplies them."""
+    run_mla(PRODUCTS_MLA_ROWS[number])
+
+
+def test_what_queries_in_float8_need() -> None:
+    used = torch.tensor([9], dtype=torch.int32)
+    q, cache = (torch.randn(1, n, h, 576).to(torch.float8_e4m3fn) for n, h in ((1, 4), (9, 1)))
+    wide = attention.flash_mla_with_kvcache(q.bfloat16(), cache, None, used, 512)
+    for out, expected in zip(attention.flash_mla_with_kvcache(q, cache, None, used, 512), wide, strict=True):
+        assert torch.equal(out, expected) and out.dtype == expected.dtype
+    with pytest.raises(TypeError, match="k_cache: expected torch.float8_e4m3fn as q has, got torch.float8_e4m3fnuz"):
+        attention.flash_mla_with_kvcache(q, cache.float().to(torch.float8_e4m3fnuz), None, used, 512)
+    with pytest.raises(ValueError, match="q_descale: expected None with q of torch.bfloat16"):
+        attention.flash_mla_with_kvcache(q.bfloat16(), cache, None, used, 512, q_descale=torch.ones(1))
 
 
 def test_a_wrong_descale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

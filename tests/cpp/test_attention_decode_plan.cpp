@@ -2,6 +2,7 @@
 // The split-KV plans of decode and MLA on known GPUs: every multiprocessor has work at batch 1, parts are long enough
 // to pay for their combination, a caller's number of parts is used, and LDS suffices.
 #include "attention/decode/decode_plan.h"
+#include "attention/decode/short_last_part.h"
 #include "attention/mla/mla_plan.h"
 #include "check.h"
 #include "chips.h"
@@ -46,6 +47,19 @@ void test_decode() {
   CHECK(!has_few_rows(call(1, 8, 8, 1, 999, 264, 264, 2), mi300x), "head dims that there is no kernel for");
 }
 
+// Each tile is in one part, and the last part is about half as long as the others.
+void test_short_last_part() {
+  for (int tiles : {0, 1, 7, 128, 1 << 20})
+    for (int parts : {2, 5, 256}) {
+      const auto first = [&](int part) { return first_tile_of_part(tiles, part, parts, true); };
+      CHECK(first(0) == 0 && first(parts) == tiles, "%d tiles, %d parts: not all of them", tiles, parts);
+      for (int part = 0; part < parts; ++part)
+        CHECK(first(part) <= first(part + 1), "%d tiles, %d parts: part %d", tiles, parts, part);
+      const int last = tiles - first(parts - 1), before = first(parts - 1) - first(parts - 2);
+      CHECK(2 * last <= before + 2, "%d tiles, %d parts: the last has %d of %d", tiles, parts, last, before);
+    }
+}
+
 void test_mla() {
   for (const auto& [name, chip] : known_chips())
     for (int features : kMlaFeatures)
@@ -77,7 +91,14 @@ void test_mla() {
   const MlaPlan few_rows = plan_mla(call(64, 16, 1, 1, 8192, 576, 512, 2), 0, known_chip("MI300X"));
   CHECK(few_rows.splits == 4, "MI300X, 16 rows: %d parts, and not one round of blocks", int(few_rows.splits));
   const MlaPlan many_rows = plan_mla(benchmark, 0, known_chip("MI300X"));
-  CHECK(many_rows.rows == kMlaCdnaRows && many_rows.splits == 4, "MI300X, 128 rows: %d parts", int(many_rows.splits));
+  CHECK(many_rows.rows == kMlaCdnaRows && many_rows.splits == 5 && many_rows.last_is_short,
+        "MI300X, 128 rows: %d parts, the last one short", int(many_rows.splits));
+  CHECK(plan_mla(benchmark, 5, known_chip("MI300X")).last_is_short, "MI300X: as many parts by name");
+  CHECK(!plan_mla(benchmark, 4, known_chip("MI300X")).last_is_short, "MI300X: fewer parts are equal");
+  AttentionCall float8 = benchmark;
+  float8.float8 = true, float8.element_bytes = 1;
+  const MlaPlan bytes = plan_mla(float8, 0, known_chip("MI300X"));
+  CHECK(bytes.shape.keys == 64 && bytes.shape.lds_bytes <= 64 << 10, "MI300X, 8 bits: %d keys", bytes.shape.keys);
   bool refused = false;
   try {
     plan_mla(call(1, 128, 1, 1, 500, 576, 512, 2), 0, {Family::nvidia, 46, 48 << 10, false});
@@ -91,6 +112,7 @@ void test_mla() {
 
 int main() {
   test_decode();
+  test_short_last_part();
   test_mla();
   return finish();
 }

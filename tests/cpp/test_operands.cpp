@@ -169,9 +169,9 @@ int slot_offset(Family f, int row_bytes, int row, int byte) {
   return row * row_bytes + two_way_vec16(f, row, byte / 16) * 16 + byte % 16;
 }
 
-void test_tile(Family f, lds::Lds lds, int rows, int features) {
-  const MlaShape s = mla_shape(f, rows, features, false);
-  const int row_bytes = 2 * features, wave = wave_size(f), lines = row_bytes / 128;
+void test_tile(Family f, lds::Lds lds, int rows, int features, int bytes_each) {
+  const MlaShape s = mla_shape(f, rows, features, false, bytes_each);
+  const int row_bytes = mla_row_bytes(features, bytes_each), wave = wave_size(f), lines = row_bytes / 128;
   const auto check = [&](const char* what, lds::Access access, int bytes, auto&& at) {
     std::vector<int> address(wave);
     for (int lane = 0; lane < wave; ++lane) address[lane] = at(lane);
@@ -187,18 +187,20 @@ void test_tile(Family f, lds::Lds lds, int rows, int features) {
     for (int line = 0; line < lines; ++line)
       check("a line stored", lds::Access::write, 16,
             [&](int lane) { return slot_offset(f, row_bytes, first + lane / 8, line * 128 + lane % 8 * 16); });
-  for (int key = 0; key < s.keys; key += strip_step(f, 2)) {
-    for (int unit = 0; unit < features / unit_features(f, 2); ++unit)
-      for (int p = 0; p < stream_vec16s(f, 2); ++p)
+  for (int key = 0; key < s.keys; key += strip_step(f, bytes_each)) {
+    for (int unit = 0; unit < features / unit_features(f, bytes_each); ++unit)
+      for (int p = 0; p < stream_vec16s(f, bytes_each); ++p)
         check("keys along the features", lds::Access::read, 16, [&](int lane) {
-          const Vec16Position at = stream_vec16(f, 2, lane, p);
-          return slot_offset(f, row_bytes, key + at.row, 2 * (unit * unit_features(f, 2) + at.feature));
+          const Vec16Position at = stream_vec16(f, bytes_each, lane, p);
+          const int feature = unit * unit_features(f, bytes_each) + at.feature;
+          return slot_offset(f, row_bytes, key + at.row, bytes_each * feature);
         });
-    for (int block = 0; block < kMlaValues / transposed_features(f, 2); ++block)
-      for (int p = 0; p < transposed_vec16s(f, 2); ++p)
-        check("values across them", lds::Access::read, 4 * transposed_words(f, 2), [&](int lane) {
-          const Vec16Position at = transposed_vec16(f, 2, lane, p);
-          return slot_offset(f, row_bytes, key + at.row, 2 * (block * transposed_features(f, 2) + at.feature));
+    for (int block = 0; block < kMlaValues / transposed_features(f, bytes_each); ++block)
+      for (int p = 0; p < transposed_vec16s(f, bytes_each); ++p)
+        check("values across them", lds::Access::read, 4 * transposed_words(f, bytes_each), [&](int lane) {
+          const Vec16Position at = transposed_vec16(f, bytes_each, lane, p);
+          const int feature = block * transposed_features(f, bytes_each) + at.feature;
+          return slot_offset(f, row_bytes, key + at.row, bytes_each * feature);
         });
   }
 }
@@ -217,9 +219,12 @@ int main() {
   for (Family f : kFamilies)
     for (int rows : kMlaRows)
       for (int features : kMlaFeatures)
-        if (has_mla(f, rows, false)) test_tile(f, lds::Lds::of_family, rows, features);
+        for (int bytes : {1, 2})
+          if (has_mla(f, rows, false) && (bytes == 2 || f == Family::cdna))
+            test_tile(f, lds::Lds::of_family, rows, features, bytes);
   // With gfx950's banks a read takes no longer than with gfx942's, which are half as many.
   for (int rows : kMlaRows)
-    for (int features : kMlaFeatures) test_tile(Family::cdna, lds::Lds::of_gfx950, rows, features);
+    for (int features : kMlaFeatures)
+      for (int bytes : {1, 2}) test_tile(Family::cdna, lds::Lds::of_gfx950, rows, features, bytes);
   return finish();
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from builds import has_code
+from builds import CHIP, has_code
 from kernels_ran import check_every_kernel_ran, is_enough
 from support.representative import up_to
 
@@ -31,7 +31,14 @@ def axes(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"kernel": (row["dtype"], row.get("stored"), row["dims"], modified, row["queries"] > 5)}
 
 
-@pytest.mark.parametrize("table", ["rows", "mla", "float8", "float8 mla"])
+def with_products(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the chip multiplies, and of what it widens a few."""
+    own = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}.get(CHIP)
+    multiplied = [row | {"multiplied": True} for row in rows if row["stored"] == own]
+    return multiplied + [row for row in rows if row["stored"] != own][:2]
+
+
+@pytest.mark.parametrize("table", ["rows", "mla", "float8", "float8 mla", "products mla"])
 def test_table(package: ModuleType, table: str, level: str) -> None:
     """In one test: rows are known when the package is there. Every row has its say."""
     from support.attention import decode_rows
@@ -41,6 +48,7 @@ def test_table(package: ModuleType, table: str, level: str) -> None:
         "mla": (decode_rows.gpu_mla_rows(), decode_rows.run_mla, None),
         "float8": (decode_rows.gpu_float8_rows(), decode_rows.run_row, ("stored", "cache", "rotary", "new")),
         "float8 mla": (decode_rows.gpu_float8_mla_rows(), decode_rows.run_mla, None),
+        "products mla": (with_products(decode_rows.products_mla_rows()), decode_rows.run_mla, None),
     }[table]
     rows = [row for row in up_to(level, rows, axes, pairs) if has_code(row["dtype"])]
     failed = []
@@ -144,6 +152,21 @@ def test_mla_says_what_it_lacks(package: ModuleType) -> None:
         attention.flash_mla_with_kvcache(q, cache, None, used, 512)
 
 
+def test_mla_whose_last_parts_are_short(package: ModuleType) -> None:
+    """As many blocks as leave compute units for short ones: by the plan, 5 parts of 64 sequences on an MI300X."""
+    from xlstm_hip import attention
+
+    g = torch.Generator().manual_seed(5)
+    lengths = torch.tensor([37 * n % 211 for n in range(64)], dtype=torch.int32)
+    q = torch.randn(64, 1, 128, 512, generator=g).bfloat16()
+    cache = torch.randn(64, 211, 1, 512, generator=g).bfloat16()
+    arguments = (q.to("cuda"), cache.to("cuda"), None, lengths.to("cuda"), 512)
+    out, lse = attention.flash_mla_with_kvcache(*arguments, plan={"splits": 5})
+    whole, whole_lse = attention.flash_mla_with_kvcache(*arguments, plan={"splits": 1})
+    torch.testing.assert_close(lse, whole_lse, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(out.float(), whole.float(), atol=2**-8, rtol=2**-6)
+
+
 def test_a_planted_error_is_seen(package: ModuleType) -> None:
     """A table entry that points at another page."""
     from support.attention import decode_rows
@@ -164,7 +187,7 @@ def test_a_planted_error_is_seen(package: ModuleType) -> None:
 
 
 def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
-    left_out = {"rows", "mla", "float8", "float8 mla", "float8 weights", "rotary", "combine"} - _ran
+    left_out = {"rows", "mla", "float8", "float8 mla", "products mla", "float8 weights", "rotary", "combine"} - _ran
     if left_out:
         pytest.skip(f"not chosen: {left_out}")
     check_every_kernel_ran(device, "test_attention_decode.py")

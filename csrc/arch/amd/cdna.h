@@ -5,7 +5,8 @@
 //
 // 2-byte elements: a step is 32 stream rows by 32 k. The rows of its two accumulators alternate in groups of four
 // (arch/layouts.h), so that a lane has 8 consecutive k, 16 bytes: the operand of gfx950's 16x16x32, and one half each
-// for the two 16x16x16 of older chips. Floats use the float instruction 16x16x4, four for a step of 16 by 16.
+// for the two 16x16x16 of older chips. Floats use the float instruction 16x16x4, four for a step of 16 by 16. Floats of
+// 8 bits, on gfx942 and gfx950 in the chip's format, have 8 bytes of k for a step of 32 rows by 32, with the same rows.
 #pragma once
 
 #include "arch/amd/no_async_copies.h"
@@ -15,12 +16,14 @@ namespace xlstm::gpu {
 
 typedef float Float4 __attribute__((ext_vector_type(4)));
 template <class E>
-struct ChainOperand {  // 16 bytes of k for one column
-  Vec16 k;
+using LaneStep = std::conditional_t<sizeof(E) == 1, uint64_t, Vec16>;  // a lane's k of a step: 8 or 4 elements
+template <class E>
+struct ChainOperand {  // for one column
+  LaneStep<E> k;
 };
 template <class E>
-struct StreamOperand {  // the same for one row of each accumulator
-  Vec16 k[sizeof(E) == 2 ? 2 : 1];
+struct StreamOperand {  // for one row of each accumulator
+  LaneStep<E> k[sizeof(E) <= 2 ? 2 : 1];
 };
 
 #if defined(__gfx950__)
@@ -66,6 +69,30 @@ XLSTM_DEVICE Float4 multiply_step(E, const Vec16& stream, const Vec16& chain, Fl
 }
 #endif
 
+#if defined(XLSTM_CONVERTS_FLOAT8)
+// 16 stream rows by 32 k, in one instruction.
+template <bool kChainStays, class F>
+XLSTM_DEVICE Float4 multiply_step(F, uint64_t stream, uint64_t chain, Float4 c) {
+  static_assert(kMultiplies<F>);
+  return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(long(stream), long(chain), c, 0, 0, 0);
+}
+// Four numbers, rounded to nearest even. None may exceed the format's largest.
+template <class F>
+XLSTM_DEVICE uint32_t pack_float8(F, const float* x) {
+  static_assert(kMultiplies<F>);
+  const int lower = __builtin_amdgcn_cvt_pk_fp8_f32(x[0], x[1], 0, false);
+  return uint32_t(__builtin_amdgcn_cvt_pk_fp8_f32(x[2], x[3], lower, true));
+}
+#endif
+// Whether one instruction multiplies all of a step's k.
+template <class E>
+constexpr bool kWholeSteps =
+#if defined(__gfx950__)
+    true;
+#else
+    sizeof(E) == 1;
+#endif
+
 // kHalf: the first accumulator alone. kChainStays: the chain operand was not read from LDS for this product, so that
 // its halves may be taken as they are; opaque, an operand that is used again would be copied first.
 template <bool kHalf = false, bool kChainStays = false, class E>
@@ -74,7 +101,7 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
   for (int j = 0; j < (kHalf ? 1 : Strip<E>::kRegisters / 4); ++j) {
     float* v = s.value + 4 * j;
     Float4 sum = {v[0], v[1], v[2], v[3]};
-    if constexpr (sizeof(E) == 2) {
+    if constexpr (sizeof(E) <= 2) {
       sum = multiply_step<kChainStays>(E{}, stream.k[j], chain.k, sum);
     } else {
 #pragma unroll
@@ -87,42 +114,43 @@ XLSTM_DEVICE void multiply(Strip<E>& s, const StreamOperand<E>& stream, const Ch
   }
 }
 
-// Multiplies a stream operand with kColumns chain operands of 2-byte elements, into the strips that sum(column) names,
-// and calls after(i) behind the i-th instruction, where a wave may issue others while the matrix unit works. Neighbours
-// add to different accumulators. kStreamStays, kChainStays: as kChainStays of multiply().
+// Multiplies a stream operand with kColumns chain operands of elements of 2 bytes or 1, into the strips that
+// sum(column) names, and calls after(i) behind the i-th instruction, where a wave may issue others while the matrix
+// unit works. Neighbours add to different accumulators. kStreamStays, kChainStays: as kChainStays of multiply().
 template <int kColumns, bool kStreamStays, bool kChainStays, class E, class Sum, class Chain, class After>
 XLSTM_DEVICE void multiply_each(const StreamOperand<E>& stream, Sum&& sum, Chain&& chain, After&& after) {
-  static_assert(sizeof(E) == 2);
-#if defined(__gfx950__)
-  each_of<2 * kColumns>([&](auto i) {  // an instruction does what two do elsewhere
-    constexpr int c = i / 2, j = i % 2;
-    float* v = sum(c).value + 4 * j;
-    const Float4 product = multiply_step<true>(E{}, stream.k[j], chain(c).k, Float4{v[0], v[1], v[2], v[3]});
+  static_assert(sizeof(E) <= 2);
+  if constexpr (kWholeSteps<E>) {
+    each_of<2 * kColumns>([&](auto i) {  // an instruction does what two do elsewhere
+      constexpr int c = i / 2, j = i % 2;
+      float* v = sum(c).value + 4 * j;
+      const Float4 product = multiply_step<true>(E{}, stream.k[j], chain(c).k, Float4{v[0], v[1], v[2], v[3]});
 #pragma unroll
-    for (int r = 0; r < 4; ++r) v[r] = product[r];
-    sched_barrier();
-    after(std::integral_constant<int, 2 * i>{});
-    after(std::integral_constant<int, 2 * i + 1>{});
-    sched_barrier();
-  });
-#else
-  Halves rows[2], columns[kColumns];
+      for (int r = 0; r < 4; ++r) v[r] = product[r];
+      sched_barrier();
+      after(std::integral_constant<int, 2 * i>{});
+      after(std::integral_constant<int, 2 * i + 1>{});
+      sched_barrier();
+    });
+  } else {
+    Halves rows[2], columns[kColumns];
 #pragma unroll
-  for (int j = 0; j < 2; ++j) rows[j] = kStreamStays ? __builtin_bit_cast(Halves, stream.k[j]) : halves_of(stream.k[j]);
+    for (int j = 0; j < 2; ++j)
+      rows[j] = kStreamStays ? __builtin_bit_cast(Halves, stream.k[j]) : halves_of(stream.k[j]);
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c)
-    columns[c] = kChainStays ? __builtin_bit_cast(Halves, chain(c).k) : halves_of(chain(c).k);
-  each_of<4 * kColumns>([&](auto i) {
-    constexpr int h = i / (2 * kColumns), c = i / 2 % kColumns, j = i % 2;
-    float* v = sum(c).value + 4 * j;
-    const Float4 product = mfma(E{}, rows[j][h], columns[c][h], Float4{v[0], v[1], v[2], v[3]});
+    for (int c = 0; c < kColumns; ++c)
+      columns[c] = kChainStays ? __builtin_bit_cast(Halves, chain(c).k) : halves_of(chain(c).k);
+    each_of<4 * kColumns>([&](auto i) {
+      constexpr int h = i / (2 * kColumns), c = i / 2 % kColumns, j = i % 2;
+      float* v = sum(c).value + 4 * j;
+      const Float4 product = mfma(E{}, rows[j][h], columns[c][h], Float4{v[0], v[1], v[2], v[3]});
 #pragma unroll
-    for (int r = 0; r < 4; ++r) v[r] = product[r];
-    sched_barrier();
-    after(i);
-    sched_barrier();
-  });
-#endif
+      for (int r = 0; r < 4; ++r) v[r] = product[r];
+      sched_barrier();
+      after(i);
+      sched_barrier();
+    });
+  }
 }
 
 // Keeps four accumulators where products leave them until this point: a copy for other instructions comes after it. For
@@ -139,15 +167,22 @@ XLSTM_DEVICE void arrive_at(Strip<E>& s, int first) {
 // The strip, times a number, as the next product's chain operand: its rows become k.
 template <class E>
 XLSTM_DEVICE ChainOperand<E> as_chain(const Strip<E>& s, float scale) {
-  ChainOperand<E> o;
+  if constexpr (sizeof(E) == 1) {
+    Strip<E> scaled = s;
+    scaled.scale(scale);
+    const uint32_t words[] = {pack_float8(E{}, scaled.value), pack_float8(E{}, scaled.value + 4)};
+    return {__builtin_bit_cast(uint64_t, words)};
+  } else {
+    ChainOperand<E> o;
 #pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    if constexpr (sizeof(E) == 2)
-      o.k.word[w] = pack(E{}, s.value[2 * w] * scale, s.value[2 * w + 1] * scale);
-    else
-      o.k.word[w] = as_bits(s.value[w] * scale);
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (sizeof(E) == 2)
+        o.k.word[w] = pack(E{}, s.value[2 * w] * scale, s.value[2 * w + 1] * scale);
+      else
+        o.k.word[w] = as_bits(s.value[w] * scale);
+    }
+    return o;
   }
-  return o;
 }
 
 // Calls f(first row, the lane's column, the values) for each run of consecutive rows of a strip in this lane.

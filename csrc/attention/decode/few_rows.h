@@ -3,6 +3,7 @@
 // of the call, and their launches.
 #pragma once
 
+#include "attention/decode/short_last_part.h"
 #include "attention/forward/forward_shape.h"
 #include "attention/gpu/combine_parts.h"
 #include "attention/gpu/score_rules.h"
@@ -12,9 +13,10 @@ namespace xlstm::gpu::attention {
 
 struct FewRowsParams {
   xlstm_attention_forward call;
-  int64_t blocks, splits;  // along the rows, along the keys
-  bool out_aligned16;      // rows of out consist of 16-byte vectors, at multiples of 16 bytes
-  ForwardParts parts;      // with splits
+  int64_t blocks, splits;      // along the rows, along the keys
+  bool out_aligned16;          // rows of out consist of 16-byte vectors, at multiples of 16 bytes
+  ForwardParts parts;          // with splits
+  bool last_is_short = false;  // of the parts along the keys (short_last_part.h)
 };
 
 // A block's part of the call: kRows rows of one key head, and this split's tiles of kKeys keys.
@@ -38,14 +40,22 @@ struct FewRowsBlock {
   struct TileRange {
     int from, to;
   };
+  // kLastMayBeShort: whether the call's plan may say so.
+  template <bool kLastMayBeShort = false>
   XLSTM_DEVICE TileRange tiles(const VisibleKeys& visible) const {
     const int origin = visible.begin / kKeys, count = (visible.end + kKeys - 1) / kKeys - origin;
-    return {origin + part_of(count, coord.split, p.splits), origin + part_of(count, coord.split + 1, p.splits)};
+    const auto first_of = [&](int64_t part) {
+      if constexpr (kLastMayBeShort)
+        return origin + first_tile_of_part(count, part, p.splits, p.last_is_short);
+      else
+        return origin + part_of(count, part, p.splits);
+    };
+    return {first_of(coord.split), first_of(coord.split + 1)};
   }
 };
 
-// decode_kernels.hip and mla_kernels.hip, and for keys of 8 bits decode_float8_kernels.hip and mla_float8_kernels.hip,
-// define these; CMake compiles them once per dtype.
+// decode_kernels.hip and mla_kernels.hip, for keys of 8 bits decode_float8_kernels.hip and mla_float8_kernels.hip, and
+// for q of 8 bits, too, mla_float8_products_kernels.hip define these; CMake compiles them once per dtype.
 struct DecodePlan;
 struct MlaPlan;
 template <class Elements>

@@ -40,7 +40,7 @@ bool takes_decode(const xlstm_attention_forward& p, const Chip& chip) {
          is_aligned16(p.in.v, p.in.dv);
 }
 
-// Calls launch(Elements) with what q and the keys have.
+// Calls launch(Elements) with what q and the keys have. Where q has floats of 8 bits, only MLA's kernels have it.
 template <class Launch>
 void with_call_elements(const xlstm_attention& in, Launch&& launch) {
   if (in.q.dtype == XLSTM_BFLOAT16)
@@ -63,15 +63,19 @@ bool is_mla(const xlstm_attention_forward& p) {
   const xlstm_tensor &k = p.in.k, &v = p.in.v;
   bool same = v.data == k.data;
   for (int j = 0; j < 3; ++j) same = same && v.stride[j] == k.stride[j];
-  return same && p.in.dv == kMlaValues && (p.in.dqk == kMlaFeatures[0] || p.in.dqk == kMlaFeatures[1]);
+  return same && has_mla_dims(p.in.dqk, p.in.dv);
 }
-void check_mla(const xlstm_attention_forward& p) {
+bool multiplies(const Chip& chip, xlstm_dtype dtype) {
+  if (dtype == XLSTM_FLOAT8_E4M3FN) return chip.float8_products == Float8Products::e4m3fn;
+  return dtype != XLSTM_FLOAT8_E4M3FNUZ || chip.float8_products == Float8Products::e4m3fnuz;
+}
+void check_mla(const xlstm_attention_forward& p, const Chip& chip) {
   const xlstm_attention& in = p.in;
   const auto expect = [&](bool as_expected, const std::string& what) {
     if (!as_expected)
       throw std::invalid_argument(what + " on a GPU with head dims of " + std::to_string(in.dqk) + " and 512");
   };
-  expect(in.q.dtype != XLSTM_FLOAT32, "q: expected bfloat16 or float16");
+  expect(in.q.dtype != XLSTM_FLOAT32 && multiplies(chip, in.q.dtype), "q: expected bfloat16 or float16");
   expect(!(in.softcap > 0), "softcap: expected 0");
   expect(!(in.dropout_p > 0), "dropout_p: expected 0");
   expect(!p.probs.data, "return_attn_probs: expected False");
@@ -80,18 +84,31 @@ void check_mla(const xlstm_attention_forward& p) {
   expect(is_aligned16(in.q, in.dqk), "q: expected rows that begin at multiples of 16 bytes");
   expect(is_aligned16(in.k, in.dqk), "k_cache: expected rows that begin at multiples of 16 bytes");
 }
+template <class Launch>
+void with_mla_elements(const xlstm_attention& in, Launch&& launch) {
+  if (in.q.dtype == XLSTM_FLOAT8_E4M3FN)
+    launch(E4m3fnProducts<BFloat16>{});
+  else if (in.q.dtype == XLSTM_FLOAT8_E4M3FNUZ)
+    launch(E4m3fnuzProducts<BFloat16>{});
+  else
+    with_call_elements(in, launch);
+}
 template <class Elements>
 void launch_planned_mla(const MlaPlan& plan, const FewRowsParams& params, Stream stream) {
-  if constexpr (sizeof(QueryOf<Elements>) == 2) {
+  if constexpr (sizeof(QueryOf<Elements>) <= 2) {
     if constexpr (kHasHopperKernels && !kIsFloat8<KeyOf<Elements>>)
       if (plan.hopper) return launch_mla_hopper<Elements>(plan, params, stream);
     launch_mla<Elements>(plan, params, stream);
   }
 }
 void run(const xlstm_attention_forward& p, const MlaPlan& plan, void* workspace, Stream stream) {
-  const FewRowsParams params{p, plan.blocks, plan.splits, is_aligned16(p.out, p.in.dv),
-                             ForwardParts::in_workspace(p.in, plan.splits, workspace)};
-  with_call_elements(p.in, [&](auto elements) { launch_planned_mla<decltype(elements)>(plan, params, stream); });
+  const FewRowsParams params{p,
+                             plan.blocks,
+                             plan.splits,
+                             is_aligned16(p.out, p.in.dv),
+                             ForwardParts::in_workspace(p.in, plan.splits, workspace),
+                             plan.last_is_short};
+  with_mla_elements(p.in, [&](auto elements) { launch_planned_mla<decltype(elements)>(plan, params, stream); });
   if (plan.splits > 1) combine_forward_parts(p, params.parts, plan.splits, stream);
 }
 
@@ -118,9 +135,10 @@ void run(const xlstm_attention_forward& p, const AttentionForwardPlan& plan, voi
 ForwardCallPlan plan_attention_forward_call(const xlstm_attention_forward& p, const Chip& chip) {
   const AttentionCall call = call_of(p);
   if (is_mla(p)) {
-    check_mla(p);
+    check_mla(p, chip);
     return plan_mla(call, p.splits, chip);
   }
+  if (is_float8(p.in.q.dtype)) throw std::invalid_argument("q: floats of 8 bits are for MLA");
   if (takes_decode(p, chip)) return plan_decode(call, p.splits, chip);
   return plan_attention_forward(call, p.in.block_size, p.splits, chip);
 }

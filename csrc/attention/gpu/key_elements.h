@@ -12,31 +12,42 @@ namespace xlstm::gpu::attention {
 template <class Key>
 constexpr bool kIsFloat8 = sizeof(Key) == 1;
 
-// A kernel's elements: E, of q and of the keys, or one of these, which say that keys have another format.
+// A kernel's elements: E, of q and of the keys, or one of these: keys have another format, or q and the keys have it,
+// and are multiplied in it, and E is of out alone.
 template <class E>
 struct E4m3fnKeys {};
 template <class E>
 struct E4m3fnuzKeys {};
+template <class E>
+struct E4m3fnProducts {};
+template <class E>
+struct E4m3fnuzProducts {};
 
+template <class Query_, class Key_, class Out_>
+struct ElementTypes {
+  using Query = Query_;
+  using Key = Key_;
+  using Out = Out_;
+};
 template <class Elements>
-struct ElementsOf {
-  using Query = Elements;
-  using Key = Elements;
-};
+struct ElementsOf : ElementTypes<Elements, Elements, Elements> {};
 template <class E>
-struct ElementsOf<E4m3fnKeys<E>> {
-  using Query = E;
-  using Key = Float8E4m3fn;
-};
+struct ElementsOf<E4m3fnKeys<E>> : ElementTypes<E, Float8E4m3fn, E> {};
 template <class E>
-struct ElementsOf<E4m3fnuzKeys<E>> {
-  using Query = E;
-  using Key = Float8E4m3fnuz;
-};
+struct ElementsOf<E4m3fnuzKeys<E>> : ElementTypes<E, Float8E4m3fnuz, E> {};
+template <class E>
+struct ElementsOf<E4m3fnProducts<E>> : ElementTypes<Float8E4m3fn, Float8E4m3fn, E> {};
+template <class E>
+struct ElementsOf<E4m3fnuzProducts<E>> : ElementTypes<Float8E4m3fnuz, Float8E4m3fnuz, E> {};
 template <class Elements>
 using QueryOf = typename ElementsOf<Elements>::Query;
 template <class Elements>
 using KeyOf = typename ElementsOf<Elements>::Key;
+template <class Elements>
+using OutOf = typename ElementsOf<Elements>::Out;
+// Whether keys become elements of q's format in registers.
+template <class Elements>
+constexpr bool kWidensKeys = sizeof(KeyOf<Elements>) < sizeof(QueryOf<Elements>);
 
 // What 1 in the elements of keys or values of a key head stands for.
 template <class Key>

@@ -16,11 +16,11 @@ namespace xlstm::gpu::attention {
 // a row that has seen no key.
 constexpr float kRescaleThreshold = 8, kLowestMax = -0x1p126f;
 
-// Whether some row of the wave has a maximum that exceeds the current one by more than kRescaleThreshold.
-XLSTM_DEVICE bool needs_rescale(const Columns& row_max, const Columns& tile_max) {
+// Whether some row of the wave has a maximum that exceeds the current one by more than the threshold.
+XLSTM_DEVICE bool needs_rescale(const Columns& row_max, const Columns& tile_max, float threshold = kRescaleThreshold) {
   bool grew = false;
 #pragma unroll
-  for (int j = 0; j < Columns::kEach; ++j) grew = grew || tile_max.value[j] > row_max.value[j] + kRescaleThreshold;
+  for (int j = 0; j < Columns::kEach; ++j) grew = grew || tile_max.value[j] > row_max.value[j] + threshold;
   return any_lane(grew);
 }
 // Raises the row maxima and rescales the row sums. Returns the factor by which the caller must rescale out.

@@ -172,7 +172,7 @@ struct Mla {
 
   // Stores the rows, a lane's neighbouring features at a time: as the call's out, or as a split's part.
   XLSTM_DEVICE void write(int64_t split) const {
-    const ForwardEpilogue<E, FewRowsParams> epilogue{tiles.p, tiles.at, split};
+    const ForwardEpilogue<typename Tiles::Out, FewRowsParams> epilogue{tiles.p, tiles.at, split};
     const float descale = key_descale<typename Tiles::Key>(tiles.in.v_descale, tiles.at, tiles.key_head);
 #pragma unroll
     for (int rs = 0; rs < kRowStrips; ++rs) {
@@ -210,9 +210,9 @@ struct Mla {
 template <class Elements, int kRows, int kFeatures, bool kOverlapped>
 __global__ __launch_bounds__(mla_shape(kFamily, kRows, kFeatures, kOverlapped).threads,
                              kFamily == Family::cdna ? 2 : 1) void mla_kernel(const FewRowsParams p) {
-  if constexpr (has_mla(kFamily, kRows, kOverlapped)) {
+  if constexpr (has_mla(kFamily, kRows, kOverlapped) && kMultiplies<QueryOf<Elements>>) {
     extern __shared__ __align__(128) char lds[];
-    using Tiles = MlaTiles<QueryOf<Elements>, KeyOf<Elements>, kRows, kFeatures, kOverlapped>;
+    using Tiles = MlaTiles<Elements, kRows, kFeatures, kOverlapped>;
     constexpr int kKeys = Tiles::kKeys;
     const FewRowsBlock<kRows, kKeys> part(p);
     if (part.empty()) return;

@@ -5,6 +5,7 @@
 // Who owns what: eight waves, two a SIMD. A wave has 16 rows with all their features in the scores' product, so that
 // its softmax needs no other wave, and 64 of the 512 features of out for all 128 rows. A tile of 32 keys is in LDS
 // once, and serves both products. Q lies in registers but for two units of 576 features, which LDS has room for.
+// Elements of 8 bits, multiplied as they are, have tiles of 64 keys, which take the same bytes and as many products.
 //
 //   scores   of the wave's rows; the next tile's page is looked up and its vectors load, a few products apart
 //   softmax  the wave's values of this tile are read, and transposed in registers; its weights go to LDS
@@ -17,26 +18,31 @@
 // LDS, 576 features: a tile of 36 KB, 8 KB of weights, 16 KB of Q, 1.5 KB of maxima, sums and factors. Registers: out
 // 128, Q 64, the next tile 18; 16 of the values during out, or 24 of keys and Q during the scores. From tile to tile
 // five others: the thread's number, a row's maximum and sum, where the next tile's key lies. All else is computed anew
-// from the thread's number, and from scalar registers.
+// from the thread's number, and from scalar registers. With elements of 8 bits Q has 36 registers, the next tile 18,
+// keys 16 during the scores and values 16 during out; what derives from the thread's number has the others.
 //
-// Floor, 128 heads: the matrix units, 2 (576 + 512) flops for each head and key; keys are loaded once.
+// Floor, 128 heads: the matrix units, 2 (576 + 512) flops for each head and key; keys are loaded once. By the clock of
+// an MI300X a tile takes 1.8 times as long: the softmax of the SIMD's second wave, two barriers, and vector
+// instructions, of which none starts in half of a product's cycles.
 #pragma once
 
 #include "attention/mla/mla.h"
 
 namespace xlstm::gpu::attention {
 
-template <class E, class Key, int kFeatures_>
-struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
-  using Base = MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false>;
+template <class Elements, int kFeatures_>
+struct MlaCdnaTiles : MlaTiles<Elements, kMlaCdnaRows, kFeatures_, false> {
+  using Base = MlaTiles<Elements, kMlaCdnaRows, kFeatures_, false>;
   using Base::keys, Base::out, Base::lds, Base::row_info, Base::strip;
-  using Base::kKeys, Base::kRowStrips, Base::kLine, Base::kLines, Base::kShape, Base::kUnits;
-  using typename Base::Cursor, typename Base::KeyVec, typename Base::Scores;
+  using Base::kKeys, Base::kKeyStrips, Base::kRowStrips, Base::kLine, Base::kShape, Base::kUnits;
+  using typename Base::Cursor, typename Base::E, typename Base::Key, typename Base::KeyVec, typename Base::Scores;
 
   static constexpr int kQueryUnits = kUnits - kShape.lds_units;  // in registers
-  // Eight lanes load a line; two groups of lanes share the lines of a row, and each loads half of the odd one.
-  static constexpr int kGroups = 2, kLaneLines = kLines / kGroups;
-  static constexpr bool kHasHalfLine = kLines % kGroups != 0;
+  // Eight lanes load a line. With 32 keys two groups of lanes share the lines of a row. Where half a line is left for
+  // each group, a lane loads half a vector of it.
+  static constexpr int kGroups = Base::kThreads / 8 / kKeys, kLaneBytes = kFeatures_ * int(sizeof(E)) / kGroups;
+  static constexpr int kLaneLines = kLaneBytes / kLine;
+  static constexpr bool kHasHalfLine = kLaneBytes % kLine != 0;
   static constexpr int kLaneVecs = kLaneLines + kHasHalfLine;
   struct alignas(sizeof(KeyVec) / 2) HalfVec {
     uint32_t word[sizeof(KeyVec) / 8];
@@ -51,6 +57,9 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
   using Base::Base;
 
   XLSTM_DEVICE static int lane() { return opaque_thread() % kWave; }
+  // The same in the walk. Floats of 8 bits leave registers for what derives from it, which is kept.
+  XLSTM_DEVICE static int walk_thread() { return kIsFloat8<E> ? int(threadIdx.x) : opaque_thread(); }
+  XLSTM_DEVICE static int walk_lane() { return walk_thread() % kWave; }
 
   // As in MlaTiles, computed anew: until the walk's end they would take registers.
   XLSTM_DEVICE static int column(int) { return lane() % kStripColumns; }
@@ -84,12 +93,12 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
   struct LanePosition {
     int key, group, vec;
     XLSTM_DEVICE LanePosition() {
-      const int thread = opaque_thread();
+      const int thread = walk_thread();
       key = thread / 8 % kKeys, vec = thread % 8;
       group = uniform(thread / 8 / kKeys);
     }
     XLSTM_DEVICE int line_byte() const { return group * kLine + vec * 16; }  // of its first line
-    XLSTM_DEVICE int half_byte() const { return (kLines - 1) * kLine + group * (kLine / 2) + vec * 8; }
+    XLSTM_DEVICE int half_byte() const { return kLaneLines * kGroups * kLine + group * (kLine / 2) + vec * 8; }
   };
   XLSTM_DEVICE void look_up(int first) {
     next = keys.in_scalars().slot(first + LanePosition().key);
@@ -124,7 +133,7 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
     if (i < kLaneLines) {
       char* const line = lds + to.line + i * kGroups * kLine;
       *reinterpret_cast<Vec16*>(line) = Base::as_elements(staged[i < kLaneLines ? i : 0]);
-    } else if constexpr (kIsFloat8<Key>) {
+    } else if constexpr (kWidensKeys<Elements>) {
       uint32_t words[2];
       widen_words<E, Key>(staged_half.word, words);
       *reinterpret_cast<uint64_t*>(lds + to.half) = __builtin_bit_cast(uint64_t, words);
@@ -137,34 +146,40 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
 
   // The scores of the wave's rows. The tile that begins with key `next_first` loads meanwhile.
   XLSTM_DEVICE void multiply_keys(Scores& s, int next_first) {
-    s[0].zero();
-    const Vec16Position lane_vec = stream_vec16(kFamily, sizeof(E), lane(), 0);
+#pragma unroll
+    for (Strip<E>& strip_of_keys : s) strip_of_keys.zero();
+    const Vec16Position lane_vec = stream_vec16(kFamily, sizeof(E), walk_lane(), 0);
     constexpr Vec16Position kZero = stream_vec16(kFamily, sizeof(E), 0, 0);
     const Cursor begin(lane_vec.row, lane_vec.feature * int(sizeof(E)));
-    Vec16 vecs[2][kStreamVec16s<E>];
-    ChainOperand<E> from_lds[2];
+    // A part of the product is a unit of features for a strip of keys. While one is multiplied the next is read.
+    constexpr int kProductParts = kUnits * kKeyStrips;
+    Vec16 vecs[2][kStreamVec16s<E>], from_lds[2];
     // Units whose Q is in LDS come first, while the next tile takes no registers.
-    const auto unit = [](int i) { return (i + kQueryUnits) % kUnits; };
+    const auto unit = [](int i) { return (i / kKeyStrips + kQueryUnits) % kUnits; };
     const auto read = [&](int i) {
 #pragma unroll
       for (int c = 0; c < kStreamVec16s<E>; ++c) {
-        const Vec16Position of = stream_vec16(kFamily, sizeof(E), 0, c);
-        vecs[i % 2][c] = read_vec16(lds + begin.at(of.row - kZero.row, unit(i) * kUnit<E> * int(sizeof(E))));
+        const int row = i % kKeyStrips * kStep<E> + stream_vec16(kFamily, sizeof(E), 0, c).row - kZero.row;
+        vecs[i % 2][c] = read_vec16(lds + begin.at(row, unit(i) * kUnit<E> * int(sizeof(E))));
       }
-      if (unit(i) >= kQueryUnits) from_lds[i % 2] = {*lds_query(unit(i))};
+      if (unit(i) >= kQueryUnits) from_lds[i % 2] = *lds_query(unit(i));
     };
     read(0);
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      if (i + 1 < kUnits) read(i + 1);
+    for (int i = 0; i < kProductParts; ++i) {
+      if (i + 1 < kProductParts) read(i + 1);
       sched_barrier();
       if (i == 2) locate(next_first);
       if (i % 2 == 1 && i > 1 && i / 2 <= kLaneVecs) fetch(i / 2 - 1);
-      const ChainOperand<E> chain =
-          unit(i) < kQueryUnits ? ChainOperand<E>{queries[unit(i) < kQueryUnits ? unit(i) : 0]} : from_lds[i % 2];
-      multiply_each<1, false, true>(
-          stream_of<E>(vecs[i % 2], 0), [&](int) -> Strip<E>& { return s[0]; },
-          [&](int) -> const ChainOperand<E>& { return chain; }, [](auto) {});
+      if constexpr (kUnitSteps<E> > 1) Base::arrive_whole(vecs[i % 2]);
+      const Vec16 query[] = {unit(i) < kQueryUnits ? queries[unit(i) < kQueryUnits ? unit(i) : 0] : from_lds[i % 2]};
+#pragma unroll
+      for (int step = 0; step < kUnitSteps<E>; ++step) {
+        const ChainOperand<E> chain = chain_of_vec16s<E>(query, step);
+        multiply_each<1, false, true>(
+            stream_of<E>(vecs[i % 2], step), [&](int) -> Strip<E>& { return s[i % kKeyStrips]; },
+            [&](int) -> const ChainOperand<E>& { return chain; }, [](auto) {});
+      }
     }
   }
 
@@ -184,12 +199,18 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
     x.over_rows(f, lane());
   }
 
-  XLSTM_DEVICE ChainOperand<E>* weights(int row_strip) const {
-    return reinterpret_cast<ChainOperand<E>*>(lds + kShape.tile_bytes) + row_strip * kWave + lane();
+  struct alignas(16) Weights {  // of a lane's keys of a tile
+    ChainOperand<E> of[kKeyStrips];
+  };
+  XLSTM_DEVICE Weights* weights(int row_strip) const {
+    return reinterpret_cast<Weights*>(lds + kShape.tile_bytes) + row_strip * kWave + walk_lane();
   }
   XLSTM_DEVICE float* factors() const { return Base::row_numbers(Base::kFactor) + column(0); }
   XLSTM_DEVICE void share_weights(const Scores& s, bool rescales, const Columns& rescale) const {
-    *weights(strip) = as_chain(s[0], 1.0f);
+    Weights shared;
+#pragma unroll
+    for (int ks = 0; ks < kKeyStrips; ++ks) shared.of[ks] = as_chain(s[ks], 1.0f);
+    *weights(strip) = shared;
     factors()[strip * kStripColumns] = rescale.value[0];
     if (lane() == 0) *Base::rescale_flag(0, strip) = rescales;
   }
@@ -203,21 +224,24 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
     for (int rs = 0; rs < kRowStrips; ++rs) Base::scale_out(rs, Columns::all(from[rs * kStripColumns]));
   }
 
-  using Values = StreamOperand<E>[kTransposedStrips<E>];
-  using ValueVecs = TransposedVec16<E>[kTransposedVec16s<E>];
+  using Values = StreamOperand<E>[kKeyStrips][kTransposedStrips<E>];
+  using ValueVecs = TransposedVec16<E>[kKeyStrips][kTransposedVec16s<E>];
   XLSTM_DEVICE void read_values(ValueVecs& vecs) const {
-    const Vec16Position lane_vec = transposed_vec16(kFamily, sizeof(E), lane(), 0);
+    const Vec16Position lane_vec = transposed_vec16(kFamily, sizeof(E), walk_lane(), 0);
     const int feature = feature0(0) + lane_vec.feature;
     const Cursor from(lane_vec.row, feature * int(sizeof(E)));
 #pragma unroll
-    for (int c = 0; c < kTransposedVec16s<E>; ++c) vecs[c] = read_transposed<E>(lds + from.at(c, 0));
+    for (int ks = 0; ks < kKeyStrips; ++ks)
+#pragma unroll
+      for (int c = 0; c < kTransposedVec16s<E>; ++c)
+        vecs[ks][c] = read_transposed<E>(lds + from.at(ks * kStep<E> + c, 0));
     sched_barrier();
   }
   // Adds to out of all rows, and stores the next tile.
   XLSTM_DEVICE void multiply_values(const Values& values) {
     static_assert(kLaneVecs < kRowStrips);
-    const ChainOperand<E>* const shared = weights(0);
-    ChainOperand<E> chain[2];
+    const Weights* const shared = weights(0);
+    Weights chain[2];
     chain[0] = shared[0];
     StoreOffsets to;
 #pragma unroll
@@ -225,10 +249,12 @@ struct MlaCdnaTiles : MlaTiles<E, Key, kMlaCdnaRows, kFeatures_, false> {
       if (rs + 1 < kRowStrips) chain[(rs + 1) % 2] = shared[(rs + 1) * kWave];
       sched_barrier();
 #pragma unroll
-      for (int t = 0; t < kTransposedStrips<E>; ++t)
-        multiply_each<1, true, false>(
-            values[t], [&](int) -> Strip<E>& { return out[0][t][rs]; },
-            [&](int) -> const ChainOperand<E>& { return chain[rs % 2]; }, [](auto) {});
+      for (int ks = 0; ks < kKeyStrips; ++ks)
+#pragma unroll
+        for (int t = 0; t < kTransposedStrips<E>; ++t)
+          multiply_each<1, true, false>(
+              values[ks][t], [&](int) -> Strip<E>& { return out[0][t][rs]; },
+              [&](int) -> const ChainOperand<E>& { return chain[rs % 2].of[ks]; }, [](auto) {});
       if (rs == 0) to = store_offsets();
       sched_barrier();
       if (rs > 0 && rs <= kLaneVecs) store(to, rs - 1);
@@ -281,7 +307,9 @@ struct MlaCdna {
     tiles.row_sum.value[0] = as_float(opaque(as_bits(tiles.row_sum.value[0])));
     typename Tiles::Values values;
 #pragma unroll
-    for (int t = 0; t < kTransposedStrips<E>; ++t) values[t] = transposed<E>(vecs, t);
+    for (int ks = 0; ks < Tiles::kKeyStrips; ++ks)
+#pragma unroll
+      for (int t = 0; t < kTransposedStrips<E>; ++t) values[ks][t] = transposed<E>(vecs[ks], t);
     sched_barrier();
     __syncthreads();
     tiles.rescale_out();
@@ -293,16 +321,16 @@ struct MlaCdna {
 template <class Elements, int kFeatures>
 __global__ __launch_bounds__(mla_shape(Family::cdna, kMlaCdnaRows, kFeatures, false).threads,
                              2) void mla_cdna_kernel(const FewRowsParams p) {
-  if constexpr (has_mla(kFamily, kMlaCdnaRows, false)) {
+  if constexpr (has_mla(kFamily, kMlaCdnaRows, false) && kMultiplies<QueryOf<Elements>>) {
     extern __shared__ __align__(128) char lds[];
-    using Tiles = MlaCdnaTiles<QueryOf<Elements>, KeyOf<Elements>, kFeatures>;
+    using Tiles = MlaCdnaTiles<Elements, kFeatures>;
     constexpr int kKeys = Tiles::kKeys;
     const FewRowsBlock<kMlaCdnaRows, kKeys> part(p);
     if (part.empty()) return;
     Tiles tiles(p, part.at, part.key_head, part.first, lds);
     tiles.scale = uniform(tiles.scale);
     const VisibleKeys visible = part.visible();
-    const auto [from, to] = part.tiles(visible);
+    const auto [from, to] = part.template tiles<true>(visible);
     tiles.load_q();
     MlaCdna<Tiles>{tiles}.walk(from * kKeys, to * kKeys < visible.end ? to * kKeys : visible.end, visible);
     // The epilogue computes where rows lie anew, rather than keep them in registers during the walk.

@@ -16,13 +16,22 @@ struct MlaPlan {
   bool ahead;
   bool hopper;  // the Hopper kernel (mla_hopper.h)
   MlaShape shape;
-  int64_t blocks;  // along the rows
-  int64_t splits;  // along the keys
+  int64_t blocks;      // along the rows
+  int64_t splits;      // along the keys
+  bool last_is_short;  // of these parts (short_last_part.h)
   int64_t grid;
 };
 
-// splits: 0 lets the plan choose. With more than 16 rows, 64 rows share a tile, with more than 64 on CDNA 128; tiles
-// overlap where LDS is large enough; Hopper has a special kernel for 64 rows.
+// Whether the last of so many parts of each block should be short: its blocks have compute units that the others leave,
+// for two of them each. For the kernel of 128 rows, which the matrix units bind; memory needs no more compute units.
+inline bool has_short_last_part(const MlaPlan& plan, int64_t blocks, int64_t parts, const Chip& chip) {
+  const int64_t left = chip.compute_units - (parts - 1) * blocks;
+  return plan.rows == kMlaCdnaRows && parts > 1 && left < blocks && blocks <= 2 * left;
+}
+
+// splits: 0 lets the plan choose. element_bytes of the call: 1 where q has floats of 8 bits, too. With more than 16
+// rows, 64 rows share a tile, with more than 64 on CDNA 128; tiles overlap where LDS is large enough; Hopper has a
+// special kernel for 64 rows.
 inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& chip) {
   MlaPlan plan{};
   const int64_t rows = call.queries * (call.heads_q / call.heads_k), heads = call.batch * call.heads_k;
@@ -31,7 +40,7 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
     if (plan.rows && rows <= plan.rows) break;
     for (const bool ahead : {false, true}) {
       if (ahead && call.float8) continue;
-      const MlaShape shape = mla_shape(chip.family, rows_of_block, plan.features, ahead);
+      const MlaShape shape = mla_shape(chip.family, rows_of_block, plan.features, ahead, call.element_bytes);
       if (!has_mla(chip.family, rows_of_block, ahead) || shape.lds_bytes > chip.lds_bytes) continue;
       plan.rows = rows_of_block;
       plan.ahead = ahead;
@@ -53,6 +62,9 @@ inline MlaPlan plan_mla(const AttentionCall& call, int64_t splits, const Chip& c
   const double enough = chip.family == Family::cdna && plan.rows != 64 ? 0.8 : 1;
   const int64_t blocks = std::max<int64_t>(1, heads * plan.blocks);
   plan.splits = splits ? splits : parts_that_fill(blocks, chip.compute_units, call.keys, 256, enough);
+  if (splits == 0 && call.keys >= 512 * plan.splits && has_short_last_part(plan, blocks, plan.splits + 1, chip))
+    ++plan.splits;
+  plan.last_is_short = has_short_last_part(plan, blocks, plan.splits, chip);
   plan.grid = heads * plan.blocks * plan.splits;
   return plan;
 }

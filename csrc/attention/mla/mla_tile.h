@@ -12,19 +12,22 @@
 
 namespace xlstm::gpu::attention {
 
-// A tile in LDS has elements E. Keys in floats of 8 bits become E between their load and the store into LDS.
-template <class E_, class Key_, int kRows_, int kFeatures_, bool kOverlapped_>
+// A tile in LDS has elements E, q's. Keys in floats of 8 bits, where q has others, become E between their load and the
+// store into LDS.
+template <class Elements, int kRows_, int kFeatures_, bool kOverlapped_>
 struct MlaTiles {
-  using E = E_;
-  using Key = Key_;
+  using E = QueryOf<Elements>;
+  using Key = KeyOf<Elements>;
+  using Out = OutOf<Elements>;
   static constexpr int kRows = kRows_, kFeatures = kFeatures_;
   static constexpr bool kOverlapped = kOverlapped_;
-  static constexpr MlaShape kShape = mla_shape(kFamily, kRows, kFeatures, kOverlapped);
+  static constexpr MlaShape kShape = mla_shape(kFamily, kRows, kFeatures, kOverlapped, sizeof(E));
   static constexpr int kKeys = kShape.keys, kWaves = kShape.waves, kThreads = kShape.threads;
   static constexpr int kRowStrips = kShape.row_strips, kParts = kShape.parts, kKeyStrips = kKeys / kStep<E>;
   static constexpr int kUnits = kFeatures / kUnit<E>, kWaveUnits = (kUnits + kParts - 1) / kParts;
   static constexpr int kBlocks = kMlaValues / kWaves / kTransposedFeatures<E>;
-  static constexpr int kRowBytes = kFeatures * 2, kLine = 128, kLines = kRowBytes / kLine;
+  static constexpr int kRowBytes = mla_row_bytes(kFeatures, sizeof(E)), kLine = 128, kLines = kRowBytes / kLine;
+  static constexpr bool kEndsInHalfLine = kFeatures * int(sizeof(E)) % kLine != 0;  // of floats of 8 bits
   // Eight lanes load a line. Where the block has more lanes than a line of each key takes, groups of lanes share a
   // row's lines: group g has lines g, g + kLineGroups, ...
   static constexpr int kLineGroups = kThreads / 8 > kKeys ? kThreads / 8 / kKeys : 1;
@@ -32,8 +35,8 @@ struct MlaTiles {
   static constexpr int kPasses = kKeys / kAtOnce, kLaneLines = (kLines + kLineGroups - 1) / kLineGroups;
   static_assert(kPasses * kAtOnce == kKeys);
   static constexpr bool kCopiesAsync = kAsyncCopies && !kIsFloat8<Key>;
-  struct alignas(8 * sizeof(Key)) KeyVec {  // of a Vec16 in LDS
-    uint32_t word[2 * sizeof(Key)];
+  struct alignas(kVec16Elements<E> * sizeof(Key)) KeyVec {  // of a Vec16 in LDS
+    uint32_t word[kVec16Elements<E> * sizeof(Key) / 4];
   };
 
   // An offset in a tile such that the compiler knows the distance to other offsets. The distances must not share a bit
@@ -141,7 +144,7 @@ struct MlaTiles {
   // A byte of a tile's row, in the key's row in memory.
   XLSTM_DEVICE static int key_byte(int byte) { return byte * int(sizeof(Key)) / int(sizeof(E)); }
   XLSTM_DEVICE static Vec16 as_elements(const KeyVec& vec) {
-    if constexpr (!kIsFloat8<Key>) {
+    if constexpr (!kWidensKeys<Elements>) {
       return __builtin_bit_cast(Vec16, vec);
     } else {
       Vec16 elements;
@@ -185,7 +188,11 @@ struct MlaTiles {
         const uint32_t to = lds_address(tile(n)) + Cursor(line_key(), line_byte()).at(pass * kAtOnce, 0);
         for_each_line([&](int, int byte) { cp_async(to + byte, row + byte, true); });
       } else {
-        for_each_line([&](int i, int byte) { staged[set][pass][i] = load_as<KeyVec>(row, key_byte(byte)); });
+        for_each_line([&](int i, int byte) {
+          // Behind half a line lies another key: lanes without bytes load those of others, which LDS has room for.
+          const bool is_half = kEndsInHalfLine && i == kLaneLines - 1;
+          staged[set][pass][i] = load_as<KeyVec>(is_half ? row - line_byte() / 64 * 64 : row, key_byte(byte));
+        });
       }
     }
   }
@@ -207,6 +214,12 @@ struct MlaTiles {
   // On CDNA an operand's reads are issued ahead of the products before it; other families lack registers for that.
   static constexpr bool kReadsAhead = kFamily == Family::cdna;
 
+  // A unit's vectors that have two steps arrive here. Otherwise the compiler reads them from LDS as halves, with bank
+  // conflicts.
+  XLSTM_DEVICE static void arrive_whole(Vec16 (&vecs)[kStreamVec16s<E>]) {
+#pragma unroll
+    for (Vec16& vec : vecs) arrive_at(vec);
+  }
   XLSTM_DEVICE void multiply_keys(Scores& s, int n) const {
     const char* const lds_keys = tile(n);
 #pragma unroll
@@ -242,10 +255,12 @@ struct MlaTiles {
         read(i);
       }
 #pragma unroll
-      for (int ks = 0; ks < kKeyStrips; ++ks)
+      for (int ks = 0; ks < kKeyStrips; ++ks) {
+        if constexpr (kReadsAhead && kUnitSteps<E> > 1) arrive_whole(vecs[i % 2][ks]);
 #pragma unroll
         for (int step = 0; step < kUnitSteps<E>; ++step)
           multiply<false, true>(s[ks], stream_of<E>(vecs[kReadsAhead ? i % 2 : 0][ks], step), q[i][step]);
+      }
     }
   }
   XLSTM_DEVICE void write_part(const Scores& s, int n, int wave) const {
@@ -277,6 +292,11 @@ struct MlaTiles {
     x.over_rows(f);
   }
 
+  // A row's weights are powers of 2 of its scores less row_max, which the rules of score_rules.h make the maximum. For
+  // weights of 8 bits it is kWeightExponent less, and grows sooner: the largest weight is 2^5 to 2^7, of 240 at the
+  // most, so that all down to 2^-12 of it keep 3 bits of fraction.
+  static constexpr float kWeightExponent = kIsFloat8<E> ? 5 : 0, kMaxGrowth = kIsFloat8<E> ? 2 : kRescaleThreshold;
+
   // Online softmax: turns scores into weights. Returns whether a maximum has grown so much that sums must be rescaled,
   // and the factor. tiles: these, as a class that may mask and reduce in its way.
   template <class Tiles>
@@ -289,7 +309,9 @@ struct MlaTiles {
       if (!is_fully_visible) tiles.mask(s[ks], first + ks * kStep<E>);
       lane_max.take_in(s[ks], [](float x, float y) { return fmaxf(x, y); });
     }
-    const bool rescales = needs_rescale(row_max, lane_max);
+#pragma unroll
+    for (float& x : lane_max.value) x -= kWeightExponent;
+    const bool rescales = needs_rescale(row_max, lane_max, kMaxGrowth);
     rescale = Columns::all(1);
     if (rescales) {
       tiles.over_rows(lane_max, [](float x, float y) { return fmaxf(x, y); });

@@ -177,5 +177,6 @@ def attention_backward_gpu(
 
 def mla_gpu(built: Any, gpu: Gpu, call: AttentionCall) -> Plan:
     return built.plan_mla_gpu(
-        *gpu, call.batch, call.heads_k, call.rows, call.keys, call.dqk, call.splits, _hopper_schedule_allowed()
-    )
+        *gpu, call.batch, call.heads_k, call.rows, call.keys, call.dqk, call.splits, _hopper_schedule_allowed(),
+        min(call.element_bytes, 2),  # floats of 32 bits have no such kernel
+    )  # fmt: skip

@@ -103,8 +103,9 @@ def heads(
     if x.shape[-1] < 1 or x.shape[-2] < 1:
         raise ValueError(f"{name}: expected at least one head and one feature, got {shape_text(x)}")
     if like is None:
-        if x.dtype not in IO_DTYPES:
-            raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {x.dtype}")
+        if x.dtype not in IO_DTYPES and not (float8 and x.dtype in FLOAT8_DTYPES):
+            others = ", float8_e4m3fn or float8_e4m3fnuz" if float8 else ""
+            raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64{others}, got {x.dtype}")
         if x.device.type not in DEVICES:
             raise ValueError(
                 f"{name}: expected device {' or '.join(DEVICES)}, for which there are kernels, got {x.device}"

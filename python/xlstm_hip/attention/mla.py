@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.checks import shape_text
+from .._core.checks import FLOAT8_DTYPES, shape_text
 from .._core.device import device_facts
+from .._core.environment import plain_torch_forced
 from .._core.index_tensors import Pages, SequenceBounds
 from .._core.native import native
 from .._core.plans import AS_PLANNED, Plan, check_plan
@@ -123,6 +124,7 @@ def flash_mla_with_kvcache(
     *,
     plan: Plan | None = None,
     k_descale: Tensor | None = None,  # of a cache in float8: one element or (B, H_k), float32
+    q_descale: Tensor | None = None,  # of queries in float8, likewise
 ) -> tuple[Tensor, Tensor]:
     """Returns out (B, S_q, H_q, head_dim_v) and softmax_lse (B, H_q, S_q), +infinity for a sequence without keys.
 
@@ -131,6 +133,8 @@ def flash_mla_with_kvcache(
     may have any size. Sums over parts of the keys are kept in float32, float64 with float64.
 
     k_cache may be float8_e4m3fn or float8_e4m3fnuz, each number times k_descale, in keys and values alike.
+    q may have the cache's float8, each number times q_descale; out is bfloat16 then. Where the GPU multiplies that
+    format, on CDNA3 and CDNA4, softmax's weights are rounded to it, too, by 2^-4 at the most; elsewhere q is widened.
     is_fp8_kvcache is for FlashMLA's layout, of scales beside the numbers, for which there is no kernel.
 
     plan: how the call is cut up (docs/tuning.md), in the place of a schedule: a mapping of splits and, on a CPU,
@@ -144,13 +148,15 @@ def flash_mla_with_kvcache(
         is_fp8_kvcache=is_fp8_kvcache, indices=indices, extra_k_cache=extra_k_cache,
         extra_indices_in_kvcache=extra_indices_in_kvcache, topk_length=topk_length, extra_topk_length=extra_topk_length,
     )  # fmt: skip
-    q = checks.heads("q", q, 4, "(B, S, H, D)")
+    q = checks.heads("q", q, 4, "(B, S, H, D)", float8=True)
     batch, queries, heads_q, features = q.shape
     meaning = "(B, S, H, D), block_table being None" if block_table is None else "(pages, page size, H, D)"
     if checks.heads("k_cache", k_cache, 4, meaning, q, float8=True) is not k_cache:
         raise ValueError(
             f"k_cache: expected the last dimension to be contiguous, got strides {tuple(k_cache.stride())}"
         )
+    if q.dtype in FLOAT8_DTYPES and k_cache.dtype != q.dtype:
+        raise TypeError(f"k_cache: expected {q.dtype} as q has, got {k_cache.dtype}")
     if isinstance(head_dim_v, bool) or not isinstance(head_dim_v, int) or not 1 <= head_dim_v <= features:
         raise ValueError(f"head_dim_v: expected an integer from 1 to q's head dim {features}, got {head_dim_v!r}")
     values = k_cache[..., :head_dim_v]
@@ -162,6 +168,9 @@ def flash_mla_with_kvcache(
     used = checks.indices("cache_seqlens", cache_seqlens, q, (batch,), f"(B) = ({batch},)")
     assert used is not None
     heads_k, scale = k_cache.shape[2], checks.descale("k_descale", k_descale, k_cache, batch)
+    of_scores = _descale_of_scores(q, q_descale, k_cache, scale)
+    if q.dtype in FLOAT8_DTYPES and not _multiplies(q, head_dim_v):
+        q = q.to(torch.bfloat16)
     keys = k_cache.shape[1] * (1 if table is None else table.shape[1])
     checks.lengths_fit("cache_seqlens", used, keys, table is not None)
     shapes = (batch, queries, heads_q, heads_k, features, head_dim_v, keys, q.dtype, q.device)
@@ -174,9 +183,27 @@ def flash_mla_with_kvcache(
     options = options._replace(block_size=plan.get("block_size", 0))
     out, lse = ops_for(q).attention_forward(
         q, k_cache, values, *SequenceBounds(seqused_k=used), *Pages(table), None,
-        checks.sinks("attn_sink", attn_sink, q), None, *options, splits, False, *Descales(scale, scale),
+        checks.sinks("attn_sink", attn_sink, q), None, *options, splits, False, *Descales(of_scores, scale),
     )  # fmt: skip
     return out, lse
+
+
+def _descale_of_scores(q: Tensor, q_descale: Tensor | None, k_cache: Tensor, k_descale: Tensor | None) -> Tensor | None:
+    if q_descale is None:
+        return k_descale
+    if q.dtype not in FLOAT8_DTYPES:
+        raise ValueError(f"q_descale: expected None with q of {q.dtype}; it is for float8_e4m3fn and _e4m3fnuz")
+    of_queries = checks.descale("q_descale", q_descale, k_cache, q.shape[0])
+    return of_queries if of_queries is None or k_descale is None else of_queries * k_descale
+
+
+def _multiplies(q: Tensor, head_dim_v: int) -> bool:
+    """Whether there is a kernel for queries in float8."""
+    built = native()
+    if built is None or q.device.type == "cpu" or plain_torch_forced():
+        return False
+    format_of_arch = built.mla_float8_products(device_facts(q.device).arch, q.shape[-1], head_dim_v)
+    return str(q.dtype) == f"torch.{format_of_arch}"
 
 
 def _scheduled_splits(

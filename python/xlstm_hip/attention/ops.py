@@ -81,7 +81,8 @@ def _keys(k: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_k: int) -> Any:
 def _out_and_lse(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     wide = accumulate_dtype(q.dtype)
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(rows, dtype=wide)
+    out_dtype = torch.bfloat16 if q.dtype in FLOAT8_DTYPES else q.dtype
+    return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=out_dtype), q.new_empty(rows, dtype=wide)
 
 
 @torch.library.register_fake("xlstm_hip::attention_forward")

@@ -17,6 +17,9 @@ from timing import Launch
 PRODUCT_CYCLES = 16  # of a 16x16x16 product in bfloat16
 LINE = 128
 CAUSES = 3  # that a kernel's row keeps
+INSTRUCTIONS = 1_000_000  # of waves, a launch
+# Where parts of the keys have two lengths: a sample of few workgroups has them in another proportion.
+INSTRUCTIONS_OF_UNEVEN_PARTS = 8_000_000
 
 
 @dataclass(frozen=True)

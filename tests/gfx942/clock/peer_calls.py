@@ -23,10 +23,9 @@ import device
 import moonmath
 import roofline
 import triton_peers
-from call_time import KernelTime
+from call_time import INSTRUCTIONS, INSTRUCTIONS_OF_UNEVEN_PARTS, KernelTime
 from tensors import drawn
 
-INSTRUCTIONS = 1_000_000  # of waves, a launch
 TRIED = 2  # configurations of a tuned Triton kernel
 ROUNDINGS = ("rtne", "rtna", "rtz")  # of probabilities to bfloat16: to nearest even, away from zero, towards zero
 PEAK_FLOPS = roofline.HZ * roofline.CUS * roofline.SIMDS * 2 * 16**3 / call_time.PRODUCT_CYCLES
@@ -58,10 +57,10 @@ class Comparison:
         return self.moved / roofline.MEMORY > self.flops / PEAK_FLOPS
 
 
-def of_this_package(call: Callable[[], object], **options: Any) -> list[KernelTime]:
+def of_this_package(call: Callable[[], object], instructions: int = INSTRUCTIONS, **options: Any) -> list[KernelTime]:
     from rooflines import demangled
 
-    return call_time.predicted(call, INSTRUCTIONS, demangled, **options)
+    return call_time.predicted(call, instructions, demangled, **options)
 
 
 def of_others(call: Callable[[], object]) -> list[KernelTime]:
@@ -257,8 +256,10 @@ def attention_backward(*shape: int, causal: bool) -> Comparison:
     return Comparison("attention, backward", title, cell.flops, cell.bytes, ours, tuple(peers))
 
 
-def mla(batch: int, keys: int, heads: int, dtype: torch.dtype = torch.bfloat16) -> Comparison:
-    """Each sequence has pages of its own. dtype: of the cache; AITER's q has it, too."""
+def mla(
+    batch: int, keys: int, heads: int, dtype: torch.dtype = torch.bfloat16, queries: torch.dtype = torch.bfloat16
+) -> Comparison:
+    """Each sequence has pages of its own. dtype: of the cache; AITER's q has it, too. queries: our q's dtype."""
     size = torch.empty(0, dtype=dtype).element_size()
 
     def ours() -> list[KernelTime]:
@@ -267,8 +268,9 @@ def mla(batch: int, keys: int, heads: int, dtype: torch.dtype = torch.bfloat16) 
         pages = batch * keys // PAGE
         cache = drawn(pages, PAGE, 1, MLA_DIM, dtype=dtype).to("cuda")
         table = torch.arange(pages).int().reshape(batch, -1).to("cuda")
-        q, used = drawn(batch, 1, heads, MLA_DIM).to("cuda"), torch.full((batch,), keys).int().to("cuda")
-        return of_this_package(lambda: flash_mla_with_kvcache(q, cache, table, used, MLA_VALUES))
+        q, used = drawn(batch, 1, heads, MLA_DIM, dtype=queries).to("cuda"), torch.full((batch,), keys).int().to("cuda")
+        call = lambda: flash_mla_with_kvcache(q, cache, table, used, MLA_VALUES)  # noqa: E731
+        return of_this_package(call, INSTRUCTIONS_OF_UNEVEN_PARTS)
 
     def of_aiter(splits: int) -> list[KernelTime]:
         q, kv = drawn(batch, heads, MLA_DIM, dtype=dtype), drawn(batch * keys, 1, 1, MLA_DIM, dtype=dtype)
@@ -278,7 +280,8 @@ def mla(batch: int, keys: int, heads: int, dtype: torch.dtype = torch.bfloat16) 
     runs = {f"{n} part{'s' * (n > 1)}": functools.partial(of_aiter, n) for n in (1, 4, 8)}
     flops = 2.0 * batch * heads * keys * (MLA_DIM + MLA_VALUES)
     moved = batch * (size * keys * MLA_DIM + 2 * heads * (MLA_DIM + MLA_VALUES))
-    title = f"MLA decoding, B{batch} H{heads}, {keys} keys" + ", cache of 8 bits" * (size == 1)
+    of_8_bits = "" if size == 2 else ", cache of 8 bits" if queries == torch.bfloat16 else ", cache and q of 8 bits"
+    title = f"MLA decoding, B{batch} H{heads}, {keys} keys{of_8_bits}"
     peers = (Peer("AITER", runs, aiter_code()),) if size == 2 or heads == 128 else ()
     return Comparison("MLA decoding", title, flops, moved, ours, peers)
 
@@ -387,6 +390,7 @@ def comparisons() -> list[Comparison]:
         *(attention_forward(*shape, causal=causal) for shape, causal in FORWARD_SHAPES),
         *(attention_backward(*shape, causal=causal) for shape, causal in BACKWARD_SHAPES),
         *(mla(64, 8192, heads, dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fnuz) for heads in (16, 128)),
+        *(mla(64, 8192, heads, torch.float8_e4m3fnuz, torch.float8_e4m3fnuz) for heads in (16, 128)),
     ]
 
 

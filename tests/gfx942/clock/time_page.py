@@ -19,7 +19,6 @@ import trust
 from call_time import KernelTime
 
 PAGE, DATA = (builds.ROOT / "docs" / f"amd_time_kernels.{end}" for end in ("md", "json"))
-INSTRUCTIONS = 1_000_000  # of waves, a launch
 SHOWN = 0.02  # of a call's time: what takes less is summed up
 
 
@@ -92,7 +91,9 @@ def main(arguments: list[str]) -> int:
                 tables[shape.title] = before[shape.title]
             continue
         print(shape.title, flush=True)
-        tables[shape.title] = call_time.predicted(shape.run, INSTRUCTIONS, demangled)
+        is_uneven = shape.title.startswith("MLA")
+        instructions = call_time.INSTRUCTIONS_OF_UNEVEN_PARTS if is_uneven else call_time.INSTRUCTIONS
+        tables[shape.title] = call_time.predicted(shape.run, instructions, demangled)
         print(markdown(tables[shape.title]), flush=True)
         if arguments:
             rows = {title: [asdict(row) for row in found] for title, found in {**before, **tables}.items()}

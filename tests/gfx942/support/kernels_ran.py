@@ -106,7 +106,7 @@ def counted_as(mangled: str) -> str:
     """An instantiation counts as itself on gfx942, as its kernel and format on other chips."""
     if CHIP == "gfx942":
         return mangled
-    return " ".join((function_of(mangled), *re.findall(r"\d([A-Z][A-Za-z0-9]*?(?:Keys|Weights))", mangled)))
+    return " ".join((function_of(mangled), *re.findall(r"\d([A-Z][A-Za-z0-9]*?(?:Keys|Products|Weights))", mangled)))
 
 
 def check_every_kernel_ran(device: ModuleType, test_file: str) -> None:

@@ -250,8 +250,21 @@ FLOAT8_MLA_ROWS = pairwise(
 )
 
 
+def of_rounded_weights(q: Tensor, k: Tensor, dv: int, causal: bool, lse: Tensor, dtype: torch.dtype) -> Tensor:
+    """out (queries, heads, dv) with softmax's weights rounded to a float8, a row's largest to 2^5 times itself."""
+    scores = torch.einsum("qhf,kf->hqk", q, k[:, 0]) * q.shape[-1] ** -0.5
+    if causal:
+        last = torch.arange(len(k) - len(q), len(k))
+        scores = scores.masked_fill(torch.arange(len(k)) > last[:, None], -torch.inf)
+    largest = scores.amax(-1, keepdim=True) if len(k) else lse[..., None]
+    weights = (32 * (scores - largest).exp()).nan_to_num(0).to(dtype).double() / 32
+    out = torch.einsum("hqk,kf->qhf", weights * (largest - lse[..., None]).exp(), k[:, 0, :dv])
+    return out.nan_to_num(0)
+
+
 def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
-    """Raises where a result is not what it should be."""
+    """Raises where a result is not what it should be. queries_too: q has the cache's float8, too. multiplied: kernels
+    multiply it as it is."""
     g = generator(4)
     dtype, lengths, dv = row["dtype"], (100, 0, 65), 512
     batch = len(lengths)
@@ -263,6 +276,12 @@ def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
         descale = torch.rand(*shape, generator=g) / 8 + 1 / 64 if shape else None
         units = units if descale is None else descale.flatten().expand(batch)
         keys = [float8_of(x / scale, of_cache) for x, scale in zip(keys, units, strict=True)]
+    wide_q, of_queries = q.double(), None
+    if row.get("queries_too"):
+        of_queries = None if descale is None else torch.full_like(descale, 1 / 32)
+        unit = 1.0 if descale is None else 1 / 32
+        q = float8_of(q / unit, of_cache)
+        wide_q = q.double() * unit
     if row["page"]:
         per = -(-128 // row["page"])
         table = torch.randperm(batch * per, generator=g).reshape(batch, per)
@@ -287,6 +306,8 @@ def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
     on_device = [None if x is None else x.to(device) for x in (q, cache, table, used)]
     sinks = None if sink is None else sink.float().to(device)
     more = {} if descale is None else {"k_descale": descale.to(device)}
+    if of_queries is not None:
+        more["q_descale"] = of_queries.to(device)
     results = [
         attention.flash_mla_with_kvcache(*on_device, dv, *schedule, causal=row["causal"], attn_sink=sinks, **more)  # type: ignore[arg-type]
         for _ in range(1 if device == "cpu" else 2)
@@ -301,14 +322,19 @@ def run_mla(row: dict[str, Any], device: str = "cpu") -> None:
         keys = [x.to(dtype) for x in wide_keys]
     else:
         wide_keys = [x.double() for x in keys]
-    true = truth.attention([(q[b].double(), wide_keys[b], wide_keys[b][..., :dv]) for b in range(batch)], rules)
+    true = truth.attention([(wide_q[b], wide_keys[b], wide_keys[b][..., :dv]) for b in range(batch)], rules)
     near = [
         plain.attention(
-            q[b : b + 1], keys[b][None], keys[b][None, ..., :dv], causal=row["causal"],
+            wide_q[b : b + 1].to(dtype), keys[b][None], keys[b][None, ..., :dv], causal=row["causal"],
             sink=None if sink is None else sink.to(dtype),
         )
         for b in range(batch)
     ]  # fmt: skip
+    if row.get("multiplied"):  # weights have 8 bits, too
+        near = [
+            (of_rounded_weights(wide_q[b], wide_keys[b], dv, row["causal"], lse, of_cache), lse)
+            for b, lse in enumerate(x[1] for x in true)
+        ]
     eps = EPS[dtype]
     close(list(out), [x[0] for x in true], [x[0] for x in near], eps, "out")
     close(list(lse), [x[1] for x in true], [x[1] for x in true], EPS[torch.float32] * 4, "lse")
@@ -361,6 +387,22 @@ def gpu_float8_rows() -> list[dict[str, Any]]:
                 rows += [row, row | modified, row | {"queries": 40}]
                 rows.append(row | modified | {"queries": 40, "num_splits": 0})
     return rows
+
+
+def products_mla_rows() -> list[dict[str, Any]]:
+    """Queries in the cache's float8: every kernel, with every kind of descale, sinks, masks, pages and schedules."""
+    each: dict[str, Any] = {"dtype": torch.bfloat16, "queries_too": True}
+    kinds = [
+        {"page": 0, "causal": True, "schedule": "none", "sink": True, "descale": "each"},
+        {"page": 24, "causal": False, "schedule": "newer", "sink": False, "descale": "one"},
+        {"page": 64, "causal": False, "schedule": "older", "sink": True, "descale": ""},
+    ]
+    sizes = [(features, heads) for features in (512, 576) for heads in ((8, 1), (32, 1), (32, 3), (20, 7))]
+    return [
+        each | kinds[(n + k) % 3] | {"stored": stored, "features": features, "heads": heads, "queries": queries}
+        for k, stored in enumerate(FLOAT8)
+        for n, (features, (heads, queries)) in enumerate(sizes)
+    ]
 
 
 def gpu_float8_mla_rows() -> list[dict[str, Any]]:
