@@ -141,7 +141,9 @@ def commands(server_name: str, folder: Path, port: int, vllm: str, device: str, 
     if server_name == "transformers":
         words = ["serve", str(folder), "--host", "127.0.0.1", "--device", device]
         return [str(Path(sys.executable).with_name("transformers")), *words, "--port", str(port)], "/health"
-    words = ["serve", str(folder), "--host", "127.0.0.1", "--max-num-seqs", str(slots)]
+    words = ["serve", str(folder), "--host", "127.0.0.1", "--max-num-seqs", str(slots), "--max-model-len", "8192"]
+    if device == "cpu":  # docs/vllm.md says why one more block than requests
+        words += ["--dtype", "float32", "--num-gpu-blocks-override", str(slots + 1)]
     return [vllm, *words, "--port", str(port)], "/health"
 
 
