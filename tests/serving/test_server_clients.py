@@ -142,6 +142,32 @@ def test_a_client_that_stops_reading_the_end(engine: FakeEngine) -> None:
         slow.close()
 
 
+@pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize("sent", [0, 10, 70])
+def test_a_head_that_does_not_arrive(engine: FakeEngine, sent: int, second: bool) -> None:
+    """Of a connection's first request or of a later one, byte by byte; answers that take longer than a head may, do."""
+    engine.step_seconds = 0.01
+    with running(served_by(engine), Limits(head_seconds=0.5)) as server, server.connect() as client:
+        if second:
+            body = json.dumps({"model": "fake", "prompt": "a", "max_tokens": 80}).encode()
+            client.sendall(post("/v1/completions", body))
+            answer = b""
+            while b'"usage"' not in answer:
+                answer += client.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        head = post("/v1/completions", b"x" * 10)[:70]
+        assert b"\r\n\r\n" not in head
+        for byte in head[:sent]:
+            client.sendall(bytes([byte]))
+            time.sleep(0.001)
+        if second and not sent:
+            return  # it may come for as long as a connection is kept
+        assert client.recv(65536).startswith(b"HTTP/1.1 408") and client.recv(100) == b""
+        assert 0.3 < time.monotonic() - began < 5
+        until(lambda: server.connections == 0)
+
+
 def test_a_body_that_does_not_arrive(engine: FakeEngine) -> None:
     with running(served_by(engine), Limits(body_seconds=0.3)) as server, server.connect() as client:
         client.sendall(raw(ENDLESS)[:-5])

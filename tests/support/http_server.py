@@ -12,6 +12,7 @@ import uvicorn
 
 from support.serving import until
 from xlstm_hip.serving.server import Keys, Limits, Served, ServerState, create_app
+from xlstm_hip.serving.server.connections import with_head_seconds
 from xlstm_hip.serving.server.serve import listen
 
 
@@ -42,7 +43,16 @@ def running(
     state.served = served
     app = create_app(state, **options)  # type: ignore[arg-type]
     listener = listen("127.0.0.1", 0, limits.stall_seconds)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=with_head_seconds(limits.head_seconds),
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=30,
+        )
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     until(lambda: server.started)

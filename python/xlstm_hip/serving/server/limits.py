@@ -21,7 +21,8 @@ class Limits:
     max_requests_per_key   answered at a time, for one key; None: no limit
     cache_per_key          whether a request goes on from states of the same key's prompts alone
     request_seconds        from a request's arrival to the end of its answer; None: no limit
-    body_seconds           for a request's body to arrive
+    head_seconds           for a request's head to arrive
+    body_seconds           for its body
     stream_outputs         of the engine that may wait for a client to read; beyond, it is cut off
     stall_seconds          that a client may take to read what was sent; beyond, it is cut off
     """
@@ -33,6 +34,7 @@ class Limits:
     max_requests_per_key: int | None = None
     cache_per_key: bool = False
     request_seconds: float | None = None
+    head_seconds: float = 30.0
     body_seconds: float = 30.0
     stream_outputs: int = 4096
     stall_seconds: float = 60.0

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from .app import create_app
 from .auth import Keys
+from .connections import with_head_seconds
 from .drain import DrainingServer
 from .limits import Limits
 from .logs import say, set_up
@@ -113,6 +114,7 @@ def serve(load: Callable[[], Served], options: ServerOptions) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     config = uvicorn.Config(
         app,
+        http=with_head_seconds(options.limits.head_seconds),
         log_config=None,
         access_log=False,
         server_header=False,
