@@ -98,10 +98,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(command: Sequence[str], url: str, ready: str) -> Iterator[None]:
+def server(command: Sequence[str], url: str, ready: str) -> Iterator[subprocess.Popen[str]]:
     """The process of a server, from when it answers at the path `ready` until it has ended by SIGTERM."""
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
         try:
             end = time.monotonic() + START_SECONDS
             while not answers(url + ready):
@@ -110,7 +110,7 @@ def server(command: Sequence[str], url: str, ready: str) -> Iterator[None]:
                     last = last_line(log.read())
                     raise ClientFailed(f"{Path(command[0]).name} {command[1]} does not serve: {last}")
                 time.sleep(0.2)
-            yield
+            yield process
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -88,6 +88,18 @@ ensure_amd_compiler() {
     env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${amd_packages[@]}"
 }
 
+# For the tests of the server's page, which are skipped where there is no browser.
+ensure_browser() {
+  local name
+  for name in chromium chromium-browser google-chrome chrome; do
+    if command -v "$name" >/dev/null; then return; fi
+  done
+  if [ "$(id -u)" -ne 0 ] || ! grep -qs '^ID=debian$' /etc/os-release; then return; fi
+  run_quietly "apt-get update" apt-get update
+  run_quietly "apt-get install chromium" \
+    env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium
+}
+
 # Whether an interpreter has a torch that is new enough; this reads the metadata and does not import torch.
 has_torch() {
   "$1" - "$oldest_torch" 2>/dev/null <<'PY'
