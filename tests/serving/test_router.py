@@ -24,6 +24,7 @@ from xlstm_hip.serving import (
     Router,
     SamplingParams,
     Structure,
+    replica,
 )
 
 CONFIG = EngineConfig(**SMALL_ENGINE)
@@ -230,6 +231,23 @@ def test_an_engine_that_fails_is_replaced() -> None:
         answers = ask(router, Request("a", [5], SamplingParams(30, seed=1, ignore_eos=True)))
         assert answers.outputs["a"][-1].finish_reason == "length" and len(answers.tokens("a")) == 30
         assert router.metrics()["0"].restarts == 1
+
+
+@pytest.mark.parametrize("fault", ["stopped", "stuck"])
+def test_a_process_that_hangs(fault: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing, or its engine makes no step: it is ended, and its requests go on."""
+    name = "SILENT_SECONDS" if fault == "stopped" else "STALLED_SECONDS"
+    monkeypatch.setattr(replica, name, 1.5)
+    request = requests(1, 60)[0]
+    want = ask(engine, request)
+    with router_of(1, "stuck" if fault == "stuck" else "") as router:
+        answers = Answers()
+        router.submit(request, answers)
+        if fault == "stopped":
+            answers.wait_for_tokens("0", 3)
+            router._replicas[0].process.send_signal(signal.SIGSTOP)
+        answers.wait("0", seconds=60)
+        assert answers.tokens("0") == want.tokens("0") and router._restarts == [1]
 
 
 def test_one_that_cannot_be_loaded() -> None:

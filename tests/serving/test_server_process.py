@@ -175,7 +175,7 @@ def test_an_engine_killed_under_load(tmp_path: Path) -> None:
     assert len(list(swap.glob("engine-*"))) == 2 and len(list(swap.glob("engine-*/*.state"))) == 1
 
 
-def test_hundreds_leave_in_mid_stream(tmp_path: Path) -> None:
+def test_a_thousand_leave_in_mid_stream(tmp_path: Path) -> None:
     """All slots come back, what waited is gone too, and one that stayed has its answer."""
     with served_model(tmp_path, "--slots", 4, "--max-waiting", 1000) as server:
         stays = Stream(server.url, 300)
@@ -183,7 +183,7 @@ def test_hundreds_leave_in_mid_stream(tmp_path: Path) -> None:
         address = httpx.URL(server.url)
         payload = json.dumps(BODY | {"max_tokens": 30000}).encode()
         for _ in range(5):
-            clients = [socket.create_connection((address.host, address.port)) for _ in range(50)]
+            clients = [socket.create_connection((address.host, address.port)) for _ in range(200)]
             for client in clients:
                 client.sendall(post("/v1/completions", payload))
             until(lambda: metrics(server)["xlstm_hip_requests_running"] == 4)
@@ -195,13 +195,13 @@ def test_hundreds_leave_in_mid_stream(tmp_path: Path) -> None:
         until(lambda: metrics(server)["xlstm_hip_slots_used"] == 0)
         found = metrics(server)
         assert found["xlstm_hip_requests_running"] == found["xlstm_hip_requests_waiting"] == 0
-        assert found["xlstm_hip_requests_finished_total"] == found["xlstm_hip_requests_accepted_total"] > 200
+        assert found["xlstm_hip_requests_finished_total"] == found["xlstm_hip_requests_accepted_total"] > 800
         until(lambda: metrics(server)["xlstm_hip_http_requests_open"] == 0)
         again = Stream(server.url, 20)
         again.join(60)
         assert again.text.endswith("data: [DONE]\n\n")
     left = [line for line in events(server) if line.get("outcome") == "left"]
-    assert len(left) == 250 and not [line for line in events(server) if line["level"] == "error"]
+    assert len(left) == 1000 and not [line for line in events(server) if line["level"] == "error"]
 
 
 def test_a_signal_while_the_model_is_loaded(tmp_path: Path) -> None:

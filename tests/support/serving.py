@@ -120,6 +120,7 @@ def start_engine(changes: dict[str, Any], fault: str, number: int) -> Engine:
 
     broken     replica 1 does not load
     deadly     a prompt of tokens 66 ends the process after three tokens
+    stuck      the engine makes no step after ten tokens of a request that began in it
     failing    the engine fails after ten tokens of a request that began in it
     """
     torch.set_num_threads(1)
@@ -132,8 +133,11 @@ def start_engine(changes: dict[str, Any], fault: str, number: int) -> Engine:
         for running in list(engine._stepper.live.values()):
             if fault == "deadly" and running.request.tokens[0] == 66 and len(running.generated) > 2:
                 os._exit(9)
-            if fault == "failing" and len(running.generated) == 10 and not running.request.answered:
-                raise ValueError("planted")
+            if len(running.generated) == 10 and not running.request.answered:
+                if fault == "failing":
+                    raise ValueError("planted")
+                if fault == "stuck":
+                    time.sleep(1000)
         return step()
 
     engine._stepper.step = faulty  # type: ignore[method-assign]

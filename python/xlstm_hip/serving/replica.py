@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine in a process of its own, and the end of the pipe to it that its owner holds.
 
-A replica is as alive as its process: what ends that, kill -9, a crash of a driver or an engine that has failed, is seen
-as the end of the pipe. A replica whose owner ends goes with it.
+What ends the process, kill -9, a crash of a driver or an engine that has failed, is seen as the end of the pipe. One
+that only hangs says nothing, or makes no steps: `hangs` says so. A replica whose owner ends goes with it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .params import Output, Request
 
 logger = logging.getLogger("xlstm_hip")
 SNAPSHOT_SECONDS = 0.25
+SILENT_SECONDS = 30.0  # without a word, of which there are some a second
+STALLED_SECONDS = 600.0  # for one step: the first ones compile and capture
 ENGINE_FAILED = 70  # exit code: an internal software error, as sysexits.h has it
 SUBMITTING = 4  # threads: a structure's compilation may take seconds
 COMMAND = "from xlstm_hip.serving.replica import main; main()"
@@ -56,6 +58,7 @@ class Replica:
         self.number = number
         self.ready: Future[None] = Future()  # or why it could not be loaded
         self.snapshot: Snapshot | None = None  # some tenths of a second old
+        self._heard = self._stepped = time.monotonic()
         self._on_outputs, self._on_ready, self._on_end = on_outputs, on_ready, on_end
         self._asked: dict[int, Future[None]] = {}
         self._count = 0
@@ -77,6 +80,15 @@ class Replica:
     @property
     def is_up(self) -> bool:
         return self.ready.done() and self.ready.exception() is None and not self.ended.is_set()
+
+    def hangs(self) -> str:
+        """Why it should be ended, or nothing."""
+        now = time.monotonic()
+        if self.is_up and now - self._heard > SILENT_SECONDS:
+            return f"it has said nothing for {SILENT_SECONDS:.0f} s"
+        if self.is_up and now - self._stepped > STALLED_SECONDS:
+            return f"it has made no step for {STALLED_SECONDS:.0f} s"
+        return ""
 
     def submit(self, request: Request, on_accepted: Callable[[], None]) -> None:
         """As Engine.submit, or ReplicaDied. on_accepted is called before any of the request's outputs comes."""
@@ -121,12 +133,16 @@ class Replica:
         try:
             while True:
                 kind, *rest = self._pipe.recv()
+                self._heard = time.monotonic()
                 if kind == "outputs":
                     self._on_outputs(self, *rest)
                 elif kind == "answer":
                     self._answer(*rest)
                 elif kind == "snapshot":
-                    (self.snapshot,) = rest
+                    before, (self.snapshot,) = self.snapshot, rest
+                    has_work = self.snapshot.running or self.snapshot.waiting
+                    if before is None or self.snapshot.steps != before.steps or not has_work:
+                        self._stepped = self._heard
                 elif rest[0] is None:
                     self.ready.set_result(None)
                     self._on_ready(self)

@@ -30,6 +30,7 @@ logger = logging.getLogger("xlstm_hip")
 MOST_BEGINNINGS = 65536  # that the router remembers
 MOST_DEATHS = 3  # of replicas at one request, which may be why
 MOST_STARTS, STARTS_SECONDS = 5, 600.0  # a replica that ends more often in this time is not started again
+LOOK_SECONDS = 1.0  # between looks for replicas that hang
 CLOSE_SECONDS = 30.0  # for a process to end after its engine's time is over
 
 
@@ -98,6 +99,7 @@ class Router:
             self.close(drain=False)
             raise
         self._started = True
+        threading.Thread(target=self._look, name="xlstm_hip-router", daemon=True).start()
         return self
 
     def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
@@ -144,6 +146,7 @@ class Router:
         one_of("drain", drain, (True, False))
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
             replicas, without, self._without = [*self._replicas], self._without, []
         for replica in replicas:
             if replica.is_up:
@@ -288,6 +291,15 @@ class Router:
         )
         self._start_again(replica.number)
         self._go_on_elsewhere(orphans)
+
+    def _look(self) -> None:
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._closing, LOOK_SECONDS):
+                for replica in self._replicas:
+                    why = replica.hangs()
+                    if why:
+                        logger.error("replica %d is ended: %s", replica.number, why)
+                        replica.process.kill()
 
     def _start_again(self, number: int) -> None:
         with self._changed:
