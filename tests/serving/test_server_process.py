@@ -204,6 +204,24 @@ def test_a_thousand_leave_in_mid_stream(tmp_path: Path) -> None:
     assert len(left) == 1000 and not [line for line in events(server) if line["level"] == "error"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory in /proc")
+def test_memory_of_prompts_of_many_lengths(tmp_path: Path) -> None:
+    """In bfloat16, where torch would keep half a megabyte for each length and weight; states are not kept either."""
+
+    def megabytes() -> float:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1024
+
+    with served_model(tmp_path, "--dtype", "bfloat16", "--prefix-cache-mb", 0) as server, httpx.Client() as http:
+        for round in range(3):
+            for length in range(1, 250, 1):
+                body = BODY | {"prompt": [65] * length, "max_tokens": 1, "stream": False}
+                assert http.post(f"{server.url}/v1/completions", json=body).status_code == 200
+            if round == 0:
+                before = megabytes()
+        assert before < 500 and megabytes() - before < 30
+
+
 def test_a_signal_while_the_model_is_loaded(tmp_path: Path) -> None:
     """The port is open, /ready says why nothing is answered, and nothing is waited for at the end."""
     folder = tmp_path / "model"

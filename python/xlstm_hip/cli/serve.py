@@ -19,6 +19,7 @@ from ..models.config_files import SpecialTokens, read_config
 from ..models.hub import checkpoint_folder
 from ..models.tokenizer import Tokenizer, load_tokenizer
 from ..serving import Engine, EngineConfig, Router
+from ..serving.torch_caches import bound_torch_caches
 from .common import (
     CHECKPOINT,
     POSITIVE,
@@ -239,6 +240,7 @@ def engine_device(args: argparse.Namespace, number: int) -> str:
 
 def start_engine(args: argparse.Namespace, folder: Path, config: EngineConfig, number: int) -> Engine:
     """The engine of this number, in the process that has it."""
+    bound_torch_caches()
     if args.engines > 1:
         from ..serving.server import set_up_log
 

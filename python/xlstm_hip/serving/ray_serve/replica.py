@@ -20,6 +20,7 @@ from ..metrics import Snapshot
 from ..params import Output
 from ..server.generation import ENDED, Generation, Mailbox
 from ..server.logs import set_up
+from ..torch_caches import bound_torch_caches
 from .attempt import Attempt
 
 NO_LIMIT = 1 << 31  # max_ongoing_requests bounds what a replica gets, the ingress what waits before
@@ -37,6 +38,7 @@ class EngineReplica:
                 f"ray_actor_options: expected num_gpus for a model on the device {device!r}, got none; without GPUs "
                 "the option is device: cpu"
             )
+        bound_torch_caches()
         folder = folder_of(args)
         model = load("model", folder, args)
         tokenizer = load_tokenizer(folder, model.config.vocab_size)
