@@ -24,9 +24,10 @@ from xlstm_hip.serving import EngineClosed, EngineConfig, EngineFailed, Output, 
 from xlstm_hip.serving.admission import Admission
 from xlstm_hip.serving.ray_serve import build_app, options, replicas
 from xlstm_hip.serving.ray_serve.attempt import Attempt
-from xlstm_hip.serving.ray_serve.replica import EngineReplica, _portable
+from xlstm_hip.serving.ray_serve.replica import EngineReplica
 from xlstm_hip.serving.ray_serve.replicas import MOST_ATTEMPTS, Replicas
 from xlstm_hip.serving.ray_serve.router import StickyRouter, keys_of
+from xlstm_hip.serving.sending import sendable_output
 from xlstm_hip.serving.server.generation import failure_of
 from xlstm_hip.serving.structure import Structures
 
@@ -317,8 +318,8 @@ def test_health_and_errors_that_travel() -> None:
         def __init__(self, one: int, two: int) -> None:
             super().__init__("of two")
 
-    assert str(_portable(output(97, "error", Local(1, 2))).error) == "Local: of two"
-    assert isinstance(_portable(output(97, "error", KeyError("a"))).error, KeyError)
+    assert str(sendable_output(output(97, "error", Local(1, 2))).error) == "Local: of two"
+    assert isinstance(sendable_output(output(97, "error", KeyError("a"))).error, KeyError)
 
 
 # ---- the router

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -25,6 +24,7 @@ from typing import Any
 from .engine import Engine, EngineFailed
 from .metrics import Snapshot
 from .params import Output, Request
+from .sending import sendable_error, sendable_output
 
 logger = logging.getLogger("xlstm_hip")
 SNAPSHOT_SECONDS = 0.25
@@ -186,7 +186,7 @@ def main() -> None:
         load, number = pipe.recv()
         engine = load(number)
     except BaseException as error:
-        pipe.send(("ready", _sendable(error)))
+        pipe.send(("ready", sendable_error(error)))
         return
     outbox = _Outbox(pipe, engine)
     outbox.put("ready", None)
@@ -248,7 +248,7 @@ class _Outbox:
 
     def answer(self, ticket: int, error: Exception | None) -> None:
         with self._lock:
-            self.put("answer", ticket, None if error is None else _sendable(error))
+            self.put("answer", ticket, None if error is None else sendable_error(error))
             for output in self._held.pop(ticket):
                 self.put("output", output)
 
@@ -264,7 +264,7 @@ class _Outbox:
                 outputs: list[Output] = []
                 for letter in letters:
                     if letter is not None and letter[0] == "output":
-                        outputs.append(_plain(letter[1]))
+                        outputs.append(letter[1])
                         continue
                     self._send_outputs(outputs)
                     if letter is None:
@@ -291,24 +291,7 @@ class _Outbox:
     def _send_outputs(self, outputs: list[Output]) -> None:
         alive = [output for output in outputs if not isinstance(output.error, EngineFailed)]
         if alive:
-            self._pipe.send(("outputs", alive))
+            self._pipe.send(("outputs", list(map(sendable_output, alive))))
         if len(alive) < len(outputs):  # the requests can go on elsewhere, which the owner sees to
             os._exit(ENGINE_FAILED)
         outputs.clear()
-
-
-def _sendable(error: BaseException) -> BaseException:
-    """The error, or one that says the same and can be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-def _plain(output: Output) -> Output:
-    error = output.error
-    if error is None or isinstance(error, EngineFailed):
-        return output
-    sendable = _sendable(error)
-    return output._replace(error=sendable if isinstance(sendable, Exception) else RuntimeError(str(sendable)))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import pickle
 from collections.abc import AsyncIterator
 
 import ray
@@ -18,6 +17,7 @@ from ...models.tokenizer import load_tokenizer
 from ..engine import Engine
 from ..metrics import Snapshot
 from ..params import Output
+from ..sending import sendable_output
 from ..server.generation import ENDED, Generation, Mailbox
 from ..server.logs import set_up
 from ..torch_caches import bound_torch_caches
@@ -65,7 +65,7 @@ class EngineReplica:
             yield self._name
             while not generation.over:
                 await generation.until_ready()
-                yield [_portable(output) for _, output in generation.outputs()]
+                yield [sendable_output(output) for _, output in generation.outputs()]
         finally:
             # Not before it has been submitted: what is not there yet cannot be cancelled.
             submitting.add_done_callback(stop)
@@ -83,14 +83,3 @@ class EngineReplica:
         """Of Serve, too: called when no request is left, or when those that are have had their time."""
         if self._engine is not None:
             self._engine.close(drain=False)
-
-
-def _portable(output: Output) -> Output:
-    """An error that cannot travel is its text."""
-    if output.error is None:
-        return output
-    try:
-        pickle.loads(pickle.dumps(output.error))
-    except Exception:  # whatever its class does
-        return output._replace(error=RuntimeError(f"{type(output.error).__name__}: {output.error}"))
-    return output
