@@ -36,6 +36,17 @@ struct CdnaRowProducts {
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) to[j] = load_vec16(range, offset[j] + features);
     }
+    // The same for the steps that share a row's lines, a row's loads one behind the other.
+    template <class V, int kSteps>
+    XLSTM_DEVICE void load(V (&to)[kSteps], Vec16 (V::*which)[kVecs], const uint32_t (&features)[kSteps]) const {
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j)
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          (to[step].*which)[j] = load_vec16(range, offset[j] + features[step]);
+          sched_barrier();
+        }
+    }
   };
   using LeftRows = Rows<kLeft>;
   using RightRows = Rows<kStrips>;
@@ -61,19 +72,23 @@ struct CdnaRowProducts {
   XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kStrips], const LeftRows& l, const RightRows& r, const LeftRows& w,
                                   int columns, Before&& before, F&& on_step) const {
     Vectors vectors[kAhead];
-    const auto load = [&](Vectors& to, int at) {
-      const uint32_t features = at + feature < columns ? uint32_t(at + feature) * sizeof(E) : kBeyond;
-      l.load(to.left, features);
-      r.load(to.right, features);
-      if constexpr (kWith) w.load(to.with, features);
-    };
+    const auto load = [&](int at) {
+      uint32_t features[kAhead];
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) load(vectors[j], j * kUnit<E>);
+      for (int j = 0; j < kAhead; ++j) {
+        const int first = at + j * kUnit<E> + feature;
+        features[j] = first < columns ? uint32_t(first) * sizeof(E) : kBeyond;
+      }
+      l.load(vectors, &Vectors::left, features);
+      r.load(vectors, &Vectors::right, features);
+      if constexpr (kWith) w.load(vectors, &Vectors::with, features);
+    };
+    load(0);
     sched_barrier();
     before();
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) sum[s].zero();
-    for (int at = 0; at < columns; at += kAhead * kUnit<E>)
+    for (int at = 0; at < columns; at += kAhead * kUnit<E>) {
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {  // a step beyond the last one multiplies zeros
         const Vectors& v = vectors[j];
@@ -81,9 +96,10 @@ struct CdnaRowProducts {
         for (int s = 0; s < kStrips; ++s) multiply(sum[s], stream_of<E>(v.left, 0), ChainOperand<E>{v.right[s]});
         on_step(v, at + j * kUnit<E> + feature);
         sched_barrier();
-        load(vectors[j], at + (j + kAhead) * kUnit<E>);
-        sched_barrier();
       }
+      load(at + kAhead * kUnit<E>);
+      sched_barrier();
+    }
   }
 };
 

@@ -223,7 +223,7 @@ struct CdnaScores : CdnaRowProducts<E> {
 };
 
 template <class E, int kChunk, bool kBackward>
-__global__ __launch_bounds__(kScoresCdnaThreads, kBackward ? 3 : 4) void chunk_scores_cdna(const ScoreParams p) {
+__global__ __launch_bounds__(kScoresCdnaThreads, 4) void chunk_scores_cdna(const ScoreParams p) {
   if constexpr (kFamily == Family::cdna && has_scores(kFamily, sizeof(E), kChunk)) {
     using Kernel = CdnaScores<E, kChunk, kBackward>;
     __shared__ __align__(16) char memory[sizeof(typename Kernel::Lds)];
