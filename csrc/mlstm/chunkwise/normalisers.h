@@ -135,7 +135,8 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
   make_normalisers<E, kNormaliserThreads>(p, blockIdx.x);
 }
 
-// The layout of a walk's state: which element is the rth accumulator of this thread, in a block of the walk's shape.
+// The layout of a walk's state: which element is the rth accumulator of this thread, or of another one, in a block of
+// the walk's shape.
 template <class E, int kClass, int kChunk>
 struct WalkStateLayout {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kClass, kChunk);
@@ -143,6 +144,11 @@ struct WalkStateLayout {
   static constexpr int kRegisters = kSliceRows * kShape.y_tile / kThreads;
 
   XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, wave_id(), lane_id()); }
+  XLSTM_DEVICE static StripPosition position_of(int thread, int r, int tile) {
+    return position(r, tile, thread / kWave, thread % kWave);
+  }
+
+ private:
   XLSTM_DEVICE static StripPosition position(int r, int tile, int wave, int lane) {
     constexpr int kYStrips = kColumnsPerWave / kStripColumns;
     const int wave_x = wave % kShape.waves_x, wave_y = wave / kShape.waves_x;
@@ -154,7 +160,7 @@ struct WalkStateLayout {
 };
 
 constexpr int kAhead = 8;        // segments that are loaded at a time
-constexpr int kScannedEach = 4;  // accumulators of a thread, all of whose loads are in flight together
+constexpr int kScannedEach = 4;  // accumulators that a thread scans, a vector of them
 
 // The chunks of a sequence, and its segments without the last one, whose final state no segment reads.
 struct ScannedSegments {
@@ -181,8 +187,7 @@ XLSTM_DEVICE void compute_segment_decays(const ScanParams& p, const ScannedSegme
     const int end = begin + p.segment_chunks < all.chunks ? begin + p.segment_chunks : all.chunks;
     float decay = 1;
     if (order < all.count)
-      for (int chunk = begin + lane; chunk < end; chunk += kLanes)
-        decay = then_decay(p.where, decay, of_chunks[chunk]);
+      for (int chunk = begin + lane; chunk < end; chunk += kLanes) decay = then_decay(p.where, decay, of_chunks[chunk]);
     for (int mask = kLanes / 2; mask > 0; mask /= 2)
       decay = then_decay(p.where, decay, shuffle_from(decay, lane ^ mask, kLanes));
     if (lane == 0 && order < all.count) decays[order] = decay;
@@ -221,7 +226,7 @@ XLSTM_DEVICE void scan_tile_over_segments(const ScanParams& p, uint32_t block) {
 #pragma unroll
     for (int i = 0; i < kScannedEach; ++i) {
       const int at = int(thread) * kScannedEach + i, owner = at % kThreads;
-      const auto [x, y] = State::position(int(first) + at / kThreads, int(tile), owner / kWave, owner % kWave);
+      const auto [x, y] = State::position_of(owner, int(first) + at / kThreads, int(tile));
       if (x < p.x_columns && y < p.y_columns)
         now[i] = p.state_in[int64_t(state) * p.x_columns * p.y_columns + x * p.state_x + y * p.state_y];
     }
