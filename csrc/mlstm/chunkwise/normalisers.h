@@ -3,6 +3,7 @@
 // scan of the states over segments.
 #pragma once
 
+#include "arch/memory_range.h"
 #include "mlstm/chunkwise/chunk_walk_shape.h"
 #include "mlstm/gpu/sequences.h"
 
@@ -134,80 +135,115 @@ __global__ __launch_bounds__(kNormaliserThreads) void normalisers(const Normalis
   make_normalisers<E, kNormaliserThreads>(p, blockIdx.x);
 }
 
-// The layout of a walk's state: which element is the rth accumulator of this thread, in a block of the walk's shape.
+// The layout of a walk's state: which element is the rth accumulator of this thread, or of another one, in a block of
+// the walk's shape.
 template <class E, int kClass, int kChunk>
 struct WalkStateLayout {
   static constexpr WalkShape kShape = walk_shape(kFamily, sizeof(E), kClass, kChunk);
   static constexpr int kSliceRows = class_rows(kClass), kThreads = kShape.threads;
   static constexpr int kRegisters = kSliceRows * kShape.y_tile / kThreads;
 
-  XLSTM_DEVICE static StripPosition position(int r, int tile) {
+  XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, wave_id(), lane_id()); }
+  XLSTM_DEVICE static StripPosition position_of(int thread, int r, int tile) {
+    return position(r, tile, thread / kWave, thread % kWave);
+  }
+
+ private:
+  XLSTM_DEVICE static StripPosition position(int r, int tile, int wave, int lane) {
     constexpr int kYStrips = kColumnsPerWave / kStripColumns;
-    const int wave_x = wave_id() % kShape.waves_x, wave_y = wave_id() / kShape.waves_x;
+    const int wave_x = wave % kShape.waves_x, wave_y = wave / kShape.waves_x;
     const int strip = r / Strip<E>::kRegisters;
-    const StripPosition at = Strip<E>::position(r % Strip<E>::kRegisters);
+    const StripPosition at = strip_position(kFamily, sizeof(E), lane, r % Strip<E>::kRegisters);
     return {wave_x * kShape.x_per_wave + strip / kYStrips * kStep<E> + at.row,
             tile * kShape.y_tile + wave_y * kColumnsPerWave + strip % kYStrips * kStripColumns + at.column};
   }
 };
 
 constexpr int kAhead = 8;        // segments that are loaded at a time
-constexpr int kScannedEach = 4;  // accumulators of a thread, all of whose loads are in flight together
+constexpr int kScannedEach = 4;  // accumulators that a thread scans, a vector of them
 
-// Computes each segment's decay, the product of its chunks' decays, by one wave each. Returns the number of segments
-// without the last one, whose final state no segment reads.
+// The chunks of a sequence, and its segments without the last one, whose final state no segment reads.
+struct ScannedSegments {
+  Head head;
+  int chunks, count;
+
+  XLSTM_DEVICE ScannedSegments(const ScanParams& p, int64_t state)
+      : head(head_of(p.where, state)),
+        chunks(int((head.end - head.begin + p.where.chunk - 1) / p.where.chunk)),
+        count((chunks + p.segment_chunks - 1) / p.segment_chunks - 1) {}
+};
+
+// Computes each segment's decay, the product of its chunks' decays. Latency binds: sixteen segments at a time, each by
+// a group of lanes.
 template <int kThreads>
-XLSTM_DEVICE int compute_segment_decays(const ScanParams& p, int64_t state, float* decays) {
-  const Segment sequence = segment_of(p.where, state, 0, p.segment_chunks, p.reverse);
-  const int64_t chunks = (sequence.end - sequence.begin + p.where.chunk - 1) / p.where.chunk;
-  const int count = int((chunks + p.segment_chunks - 1) / p.segment_chunks) - 1;
-  for (int order = wave_id(); order < count; order += kThreads / kWave) {
-    const Segment g = segment_of(p.where, state, order, p.segment_chunks, p.reverse);
-    const int64_t slot = g.in_slots(p.where, g.first_chunk) / p.where.chunk;
+XLSTM_DEVICE void compute_segment_decays(const ScanParams& p, const ScannedSegments& all, float* decays) {
+  constexpr int kTogether = 16, kLanes = kThreads / kTogether;
+  static_assert(kLanes <= kWave);
+  const float* const of_chunks = p.decay + all.head.slot_of(p.where, 0);
+  const int lane = int(threadIdx.x) % kLanes;
+  for (int first = 0; first < all.count; first += kTogether) {
+    const int order = first + int(threadIdx.x) / kLanes;
+    const int begin = (p.reverse ? all.count - order : order) * p.segment_chunks;
+    const int end = begin + p.segment_chunks < all.chunks ? begin + p.segment_chunks : all.chunks;
     float decay = 1;
-    for (int64_t j = lane_id(); j < g.last_chunk - g.first_chunk; j += kWave)
-      decay = then_decay(p.where, decay, p.decay[slot + j]);
-    for (int mask = kWave / 2; mask > 0; mask /= 2) decay = then_decay(p.where, decay, shuffle_xor(decay, mask));
-    if (lane_id() == 0) decays[order] = decay;
+    if (order < all.count)
+      for (int chunk = begin + lane; chunk < end; chunk += kLanes) decay = then_decay(p.where, decay, of_chunks[chunk]);
+    for (int mask = kLanes / 2; mask > 0; mask /= 2)
+      decay = then_decay(p.where, decay, shuffle_from(decay, lane ^ mask, kLanes));
+    if (lane == 0 && order < all.count) decays[order] = decay;
   }
   __syncthreads();
-  return count;
 }
 
 // segment_states holds what each segment adds to the state; afterwards it holds the state after each segment. A block
-// has kScannedEach accumulators of every thread of one tile.
+// has kScannedEach accumulators of every thread of one tile: a vector of them for each of its own threads. Loads
+// check bounds, so that no branch waits for them. Small states have few waves: their first loads are under way while
+// decays are made.
 template <class State>
 XLSTM_DEVICE void scan_tile_over_segments(const ScanParams& p, uint32_t block) {
   constexpr int kThreads = State::kThreads, kRegisters = State::kRegisters, kParts = kRegisters / kScannedEach;
-  static_assert(kRegisters % kScannedEach == 0);
-  const int first = block % kParts * kScannedEach, tile = block / kParts % p.tiles;
-  const int64_t state = block / kParts / p.tiles;
+  static_assert(kRegisters % kScannedEach == 0 && kScannedEach == sizeof(Vec16) / sizeof(float));
+  constexpr bool kLoadsFirst = kRegisters <= 32;
   __shared__ float decays[kMaxSegments];
-  const int count = compute_segment_decays<kThreads>(p, state, decays);
-  const int64_t stride = int64_t(p.tiles) * kRegisters * kThreads;
-  float* const after = p.segment_states + (state * (p.segments - 1) * p.tiles + tile) * int64_t(kRegisters * kThreads) +
-                       first * kThreads + threadIdx.x;
-  float now[kScannedEach];
+  const uint32_t first = block % kParts * kScannedEach, tile = block / kParts % uint32_t(p.tiles);
+  const uint32_t state = block / kParts / uint32_t(p.tiles), thread = threadIdx.x;
+  const ScannedSegments all(p, state);
+  const auto after = [&](int order) {
+    const int64_t at = (int64_t(state) * (p.segments - 1) + order) * p.tiles + tile;
+    const float* const from = p.segment_states + at * (kRegisters * kThreads) + first * kThreads;
+    return MemoryRange{reinterpret_cast<const char*>(from), order < all.count ? kThreads * uint32_t(sizeof(Vec16)) : 0};
+  };
+  Vec16 added[kAhead];
+  const auto load = [&](int order) {
 #pragma unroll
-  for (int i = 0; i < kScannedEach; ++i) {
-    const auto [x, y] = State::position(first + i, tile);
-    const bool inside = p.state_in && x < p.x_columns && y < p.y_columns;
-    now[i] = inside ? p.state_in[state * int64_t(p.x_columns) * p.y_columns + x * p.state_x + y * p.state_y] : 0.0f;
+    for (int j = 0; j < kAhead; ++j) added[j] = load_vec16(after(order + j), thread * uint32_t(sizeof(Vec16)));
+  };
+  if (kLoadsFirst) load(0);
+  load_barrier();
+  compute_segment_decays<kThreads>(p, all, decays);
+  float now[kScannedEach] = {};
+  if (p.state_in) {
+#pragma unroll
+    for (int i = 0; i < kScannedEach; ++i) {
+      const int at = int(thread) * kScannedEach + i, owner = at % kThreads;
+      const auto [x, y] = State::position_of(owner, int(first) + at / kThreads, int(tile));
+      if (x < p.x_columns && y < p.y_columns)
+        now[i] = p.state_in[int64_t(state) * p.x_columns * p.y_columns + x * p.state_x + y * p.state_y];
+    }
   }
-  for (int order = 0; order < count; order += kAhead) {
-    float added[kAhead][kScannedEach];
+  for (int order = 0; order < all.count; order += kAhead) {
+    if (!kLoadsFirst || order > 0) load(order);
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j)
+    for (int j = 0; j < kAhead; ++j) {
+      if (order + j >= all.count) break;
+      Vec16 sum;
 #pragma unroll
-      for (int i = 0; i < kScannedEach; ++i)
-        added[j][i] = order + j < count ? after[(order + j) * stride + i * kThreads] : 0.0f;
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j)
-#pragma unroll
-      for (int i = 0; i < kScannedEach; ++i)
-        if (order + j < count)
-          after[(order + j) * stride + i * kThreads] = now[i] =
-              decayed(p.where, now[i], decays[order + j]) + added[j][i];
+      for (int i = 0; i < kScannedEach; ++i) {
+        now[i] = decayed(p.where, now[i], decays[order + j]) + as_float(added[j].word[i]);
+        sum.word[i] = __builtin_bit_cast(uint32_t, now[i]);
+      }
+      store_vec16(after(order + j), thread * uint32_t(sizeof(Vec16)), sum);
+    }
   }
 }
 
@@ -217,11 +253,12 @@ template <int kThreads>
 XLSTM_DEVICE void scan_vector_over_segments(const ScanParams& p, int64_t state, float* segment_vectors,
                                             const float* initial, int stride) {
   __shared__ float decays[kMaxSegments];
-  const int count = compute_segment_decays<kThreads>(p, state, decays);
+  const ScannedSegments all(p, state);
+  compute_segment_decays<kThreads>(p, all, decays);
   for (int x = threadIdx.x; x < p.x_columns; x += kThreads) {
     float now = initial ? initial[state * p.x_columns + x] : 0.0f;
     float* const after = segment_vectors + state * (p.segments - 1) * stride + x;
-    for (int order = 0; order < count; ++order)
+    for (int order = 0; order < all.count; ++order)
       after[order * stride] = now = decayed(p.where, now, decays[order]) + after[order * stride];
   }
 }

@@ -2,8 +2,9 @@
 // Products of the rows of two chunks on CDNA, for tensors whose rows are vectors of 16 bytes: a wave has the pairs of a
 // chunk's tokens with a chunk's tokens.
 //
-// Operands go from memory to the registers that multiply them, kAhead steps ahead; loads check bounds, so that a last
-// chunk with fewer tokens takes the same path.
+// Operands go from memory to the registers that multiply them. A step has half of a cache line of each row: the two
+// steps of a line are loaded together, a row's halves one behind the other. Apart, L1 and L2 would have lost the line
+// between them. Loads check bounds, so that a last chunk with fewer tokens takes the same path.
 #pragma once
 
 #include "arch/operands.h"
@@ -16,7 +17,7 @@ template <class E>
 struct CdnaRowProducts {
   static constexpr int kChunk = kStep<E>;  // the pairs of two chunks are one row of strips
   static constexpr int n = kVec16Elements<E>, kStrips = kChunk / kStripColumns, kRows = Strip<E>::kRegisters;
-  static constexpr int kAhead = 2, kLeft = kStreamVec16s<E>;
+  static constexpr int kTogether = 2, kLeft = kStreamVec16s<E>;
 
   // A tensor's rows of a chunk, and this lane's offset in them without its features.
   template <int kVecs>
@@ -35,6 +36,17 @@ struct CdnaRowProducts {
     XLSTM_DEVICE void load(Vec16 (&to)[kVecs], uint32_t features) const {
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) to[j] = load_vec16(range, offset[j] + features);
+    }
+    // The same for steps together, a row's loads one behind the other.
+    template <class V, int kSteps>
+    XLSTM_DEVICE void load(V (&to)[kSteps], Vec16 (V::*which)[kVecs], const uint32_t (&features)[kSteps]) const {
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j)
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          (to[step].*which)[j] = load_vec16(range, offset[j] + features[step]);
+          sched_barrier();
+        }
     }
   };
   using LeftRows = Rows<kLeft>;
@@ -60,30 +72,35 @@ struct CdnaRowProducts {
   template <bool kWith, class Before, class F>
   XLSTM_DEVICE void multiply_rows(Strip<E> (&sum)[kStrips], const LeftRows& l, const RightRows& r, const LeftRows& w,
                                   int columns, Before&& before, F&& on_step) const {
-    Vectors vectors[kAhead];
-    const auto load = [&](Vectors& to, int at) {
-      const uint32_t features = at + feature < columns ? uint32_t(at + feature) * sizeof(E) : kBeyond;
-      l.load(to.left, features);
-      r.load(to.right, features);
-      if constexpr (kWith) w.load(to.with, features);
-    };
+    Vectors vectors[kTogether];
+    const auto load = [&](int at) {
+      uint32_t features[kTogether];
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) load(vectors[j], j * kUnit<E>);
+      for (int j = 0; j < kTogether; ++j) {
+        const int first = at + j * kUnit<E> + feature;
+        features[j] = first < columns ? uint32_t(first) * sizeof(E) : kBeyond;
+      }
+      l.load(vectors, &Vectors::left, features);
+      r.load(vectors, &Vectors::right, features);
+      if constexpr (kWith) w.load(vectors, &Vectors::with, features);
+    };
+    load(0);
     sched_barrier();
     before();
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) sum[s].zero();
-    for (int at = 0; at < columns; at += kAhead * kUnit<E>)
+    for (int at = 0; at < columns; at += kTogether * kUnit<E>) {
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {  // a step beyond the last one multiplies zeros
+      for (int j = 0; j < kTogether; ++j) {  // a step beyond the last one multiplies zeros
         const Vectors& v = vectors[j];
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) multiply(sum[s], stream_of<E>(v.left, 0), ChainOperand<E>{v.right[s]});
         on_step(v, at + j * kUnit<E> + feature);
         sched_barrier();
-        load(vectors[j], at + (j + kAhead) * kUnit<E>);
-        sched_barrier();
       }
+      load(at + kTogether * kUnit<E>);
+      sched_barrier();
+    }
   }
 };
 

@@ -5,7 +5,8 @@
 // sums over rows of pairs are sums over its row of sixteen lanes. A block is one wave, so that no barrier waits; LDS
 // holds the gates of the chunk's tokens, and turns scores into vectors of their rows.
 //
-// Floor: the bytes of q and k, in backward of v, h and dh too.
+// Floor: the bytes of q and k, in backward of v, h and dh too. Memory binds backward, whose four waves of a SIMD have
+// 128 registers each: with three, the last chunks of a call would be a second round.
 #pragma once
 
 #include "mlstm/chunkwise/row_products_cdna.h"
@@ -223,7 +224,7 @@ struct CdnaScores : CdnaRowProducts<E> {
 };
 
 template <class E, int kChunk, bool kBackward>
-__global__ __launch_bounds__(kScoresCdnaThreads, kBackward ? 3 : 4) void chunk_scores_cdna(const ScoreParams p) {
+__global__ __launch_bounds__(kScoresCdnaThreads, 4) void chunk_scores_cdna(const ScoreParams p) {
   if constexpr (kFamily == Family::cdna && has_scores(kFamily, sizeof(E), kChunk)) {
     using Kernel = CdnaScores<E, kChunk, kBackward>;
     __shared__ __align__(16) char memory[sizeof(typename Kernel::Lds)];

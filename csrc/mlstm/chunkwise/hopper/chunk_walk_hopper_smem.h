@@ -37,18 +37,26 @@ struct HopperStateLayout {
 
   // Position of the ith accumulator of a panel of 64 columns of y, in a thread of a consumer warpgroup. The row is one
   // of x, or a token; the column is one of y.
-  XLSTM_DEVICE static StripPosition in_panel(int i) {
-    const int thread = threadIdx.x % kWarpgroup, lane = thread % 32;
+  XLSTM_DEVICE static StripPosition in_panel(int i) { return in_panel(i, threadIdx.x % kWarpgroup); }
+  XLSTM_DEVICE static StripPosition in_panel(int i, int thread) {
+    const int lane = thread % 32;
     return {8 * (i / 4) + 2 * (lane % 4) + i % 2, thread / 32 * 16 + lane / 4 + 8 * (i / 2 % 2)};
   }
   XLSTM_DEVICE static int first_row(int tile) { return kPair ? tile % 2 * kRows : 0; }
   XLSTM_DEVICE static int first_column(int tile) { return (kPair ? tile & ~1 : tile) * kShape.y_tile(); }
   XLSTM_DEVICE static StripPosition position(int r, int tile, int group) {
-    const StripPosition at = in_panel(r % kPanelRegisters);
+    return position(in_panel(r % kPanelRegisters), r, tile, group);
+  }
+  XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, threadIdx.x / kWarpgroup); }
+  XLSTM_DEVICE static StripPosition position_of(int thread, int r, int tile) {
+    return position(in_panel(r % kPanelRegisters, thread % kWarpgroup), r, tile, thread / kWarpgroup);
+  }
+
+ private:
+  XLSTM_DEVICE static StripPosition position(const StripPosition& at, int r, int tile, int group) {
     const int panel = group * kShape.panels_per_warpgroup() + r / kPanelRegisters;
     return {first_row(tile) + at.row, first_column(tile) + panel * 64 + at.column};
   }
-  XLSTM_DEVICE static StripPosition position(int r, int tile) { return position(r, tile, threadIdx.x / kWarpgroup); }
 };
 
 // Warps of the first warpgroup: three for the epilogue, besides the producer; or four that compute scores.
