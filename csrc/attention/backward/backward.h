@@ -330,8 +330,9 @@ XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   using Tiles = BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys>;
   const uint32_t heads = uint32_t(kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
   const uint32_t which = blockIdx.x % all, rest = blockIdx.x / all;
-  const uint32_t parts = kOfKeys ? uint32_t(p->parts) : 1;
-  const uint32_t block = kOfKeys ? rest / parts : uint32_t(p->blocks_q) - 1 - rest, part = kOfKeys ? rest % parts : 0;
+  const uint32_t whole = kOfKeys ? uint32_t(p->whole_k) : 0, parts = kOfKeys && rest >= whole ? uint32_t(p->parts) : 1;
+  const uint32_t turn = parts > 1 ? rest - whole : rest, divided = turn / parts, part = turn % parts;
+  const uint32_t block = kOfKeys ? (parts > 1 ? whole + divided : rest) : uint32_t(p->blocks_q) - 1 - rest;
   Tiles tiles(p, which / heads, which % heads, block, lds);
   if constexpr (kOfKeys)
     if (part == 0) clear_pads<E, Tiles::kThreads>(*p, tiles.at, tiles.key_head, tiles.owned, Tiles::kShape.owned);
@@ -341,8 +342,7 @@ XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   Walk<Tiles> walk{tiles, products, softmax};
   walk.run(int(part), int(parts));
   if (kOfKeys && parts > 1)
-    products.each_register(global(p->sums) + (int64_t(part) * (gridDim.x / parts) + block * all + which) *
-                                                 (Tiles::kSumRegisters * Tiles::kThreads),
+    products.each_register(global(p->sums_of(part, divided * all + which, Tiles::kSumRegisters * Tiles::kThreads)),
                            [](float& v, float* to) { *to = v; });
   else
     write_gradients(tiles, products);
@@ -371,15 +371,14 @@ __global__ __launch_bounds__(
   const BackwardParams* p = reload_params(kernel_params(params));
   const xlstm_attention& in = p->call.in;
   using Tiles = BackwardTiles<E, kQk, kV, true, true>;
-  const uint32_t heads = uint32_t(in.heads_k), which = blockIdx.x % (heads * uint32_t(in.batch));
-  Tiles tiles(p, which / heads, which % heads, blockIdx.x / (heads * uint32_t(in.batch)), nullptr);
+  const uint32_t heads = uint32_t(in.heads_k), all = heads * uint32_t(in.batch), which = blockIdx.x % all;
+  Tiles tiles(p, which / heads, which % heads, p->whole_k + blockIdx.x / all, nullptr);
   if (tiles.owned >= tiles.keys) return;
   BackwardProducts<Tiles> products(tiles);
   products.zero_sums();
   for (int part = 0; part < p->parts; ++part)
-    products.each_register(
-        global(p->sums) + (int64_t(part) * gridDim.x + blockIdx.x) * (Tiles::kSumRegisters * Tiles::kThreads),
-        [](float& v, const float* from) { v += *from; });
+    products.each_register(global(p->sums_of(part, blockIdx.x, Tiles::kSumRegisters * Tiles::kThreads)),
+                           [](float& v, const float* from) { v += *from; });
   write_gradients(tiles, products);
 }
 
