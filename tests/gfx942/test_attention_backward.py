@@ -147,6 +147,13 @@ def test_parts(problem: ModuleType, dtype: torch.dtype, dims: tuple[int, int]) -
     check(problem, problem.Case(dtype, (8, 1), dims, ((160, 100),), causal=True, alibi="h"))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("dims", CLASSES, ids=str)
+def test_full_tiles(problem: ModuleType, dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    """Whole tiles of aligned rows: walks without branches for other layouts, through both query heads of a key head."""
+    check(problem, problem.Case(dtype, (4, 2), dims, ((96, 160), (96, 160)), causal=True))
+
+
 ONE_PASS: dict[str, dict[str, Any]] = {
     "tails": {"lengths": ((37, 70), (37, 131))},
     "causal, shared heads": {"lengths": ((200, 200),), "heads": (4, 2), "causal": True},
