@@ -199,26 +199,27 @@ py::dict plan_attention_gpu(const py::object& device, int64_t batch, int64_t hea
 py::dict plan_attention_backward_gpu(const py::object& device, int64_t batch, int64_t heads_q, int64_t heads_k,
                                      int64_t queries, int64_t keys, int64_t dqk, int64_t dv, int element_bytes,
                                      bool has_score_mod, int64_t parts, bool common_schedule, bool panels,
-                                     bool deterministic) {
+                                     bool deterministic, bool even) {
   check_positive({{"batch", batch}, {"heads_q", heads_q}, {"heads_k", heads_k}, {"dqk", dqk}, {"dv", dv}});
-  const gpu::attention::AttentionBackwardPlan p =
-      gpu::attention::plan_attention_backward({batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes,
-                                               has_score_mod, panels, parts, common_schedule, panels, deterministic},
-                                              chip_of(device));
+  const gpu::attention::AttentionBackwardPlan p = gpu::attention::plan_attention_backward(
+      {batch, heads_q, heads_k, queries, keys, 0, dqk, dv, false, element_bytes, has_score_mod, panels, parts,
+       common_schedule, panels, deterministic, even},
+      chip_of(device));
   const auto side = [&](bool of_keys) {
     const gpu::attention::HopperAttentionShape smem =
         gpu::attention::backward_hopper_shape(gpu::attention::hopper_features(dqk, dv), of_keys);
     const gpu::attention::BackwardShape& shape = of_keys ? p.of_keys : p.of_queries;
     const int owned = p.hopper ? smem.owned_rows() : shape.owned;
-    return py::dict(
-        "owned"_a = owned, "tile"_a = p.hopper ? smem.tile : shape.tile,
-        "threads"_a = p.hopper ? gpu::attention::kHopperAttentionThreads : shape.threads,
-        "lds_bytes"_a = p.hopper ? smem.lds_bytes() : shape.lds_bytes,
-        "grid"_a = batch * (of_keys ? heads_k * p.parts : heads_q) * ceil_div(of_keys ? keys : queries, owned));
+    return py::dict("owned"_a = owned, "tile"_a = p.hopper ? smem.tile : shape.tile,
+                    "threads"_a = p.hopper ? gpu::attention::kHopperAttentionThreads : shape.threads,
+                    "lds_bytes"_a = p.hopper ? smem.lds_bytes() : shape.lds_bytes,
+                    "grid"_a = batch * (!of_keys   ? heads_q * ceil_div(queries, owned)
+                                        : p.hopper ? heads_k * ceil_div(keys, owned)
+                                                   : heads_k * p.walks()));
   };
   py::dict plan("schedule"_a = p.one_pass ? "one pass" : schedule_name(p.hopper),
                 "head_dims"_a = py::make_tuple(p.dqk, p.dv), "full"_a = p.has_score_mod, "parts"_a = p.parts,
-                "of_keys"_a = side(true));
+                "whole_blocks"_a = p.whole_k, "of_keys"_a = side(true));
   if (!p.one_pass) plan["of_queries"] = side(false);
   return plan;
 }
@@ -297,8 +298,10 @@ PYBIND11_MODULE(_native, m) {
         "have a layout that TMA accepts.");
   m.def("plan_attention_backward_gpu", plan_attention_backward_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a,
         "queries"_a, "keys"_a, "dqk"_a, "dv"_a, "element_bytes"_a, "has_score_mod"_a = false, "parts"_a = 0,
-        "common_schedule"_a = false, "panels"_a = false, "deterministic"_a = false,
-        "The plan of attention's backward pass on such a GPU; a negative scale is no modified score.");
+        "common_schedule"_a = false, "panels"_a = false, "deterministic"_a = false, "even"_a = false,
+        "The plan of attention's backward pass on such a GPU; a negative scale is no modified score. even: every query "
+        "of "
+        "every sequence sees every key.");
   m.def("plan_decode_gpu", plan_decode_gpu, "device"_a, "batch"_a, "heads_q"_a, "heads_k"_a, "queries"_a, "keys"_a,
         "dqk"_a, "dv"_a, "element_bytes"_a, "splits"_a = 0,
         "The plan of attention for few rows of a key head; few_rows: whether the rows are few enough for that kernel.");

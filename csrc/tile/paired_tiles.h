@@ -33,14 +33,14 @@ struct PairStage {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) fetch_subtile(j, vecs + 4 * j, a, b, first, valid);
   }
-  // The same in two steps where a wave has one subtile at most, of tiles that are full, in rows of 16-byte vectors and
-  // of as many features as the matrices have: which matrix and column the wave loads, a lane's offset from there to its
-  // vector i, in bytes as the stride of rows is, and the loads.
-  static constexpr bool kOneEach = kEach == 1;
-  XLSTM_DEVICE static int wave_subtile() { return wave_id() % kSubtiles; }
-  XLSTM_DEVICE static bool wave_loads_second() { return wave_subtile() >= kFirstSubtiles; }
-  XLSTM_DEVICE static int wave_column() {
-    return (wave_loads_second() ? wave_subtile() - kFirstSubtiles : wave_subtile()) * kSubtile;
+  // The same in two steps where waves have as many subtiles each, or one at most, of tiles that are full, in rows of
+  // 16-byte vectors and of as many features as the matrices have: which matrix and column the wave loads as its j-th
+  // subtile, a lane's offset from there to its vector i, in bytes as the stride of rows is, and the loads.
+  static constexpr bool kEvenly = kEach == 1 || kSubtiles % kWaves == 0;
+  XLSTM_DEVICE static int wave_subtile(int j = 0) { return (wave_id() + j * kWaves) % kSubtiles; }
+  XLSTM_DEVICE static bool wave_loads_second(int j = 0) { return wave_subtile(j) >= kFirstSubtiles; }
+  XLSTM_DEVICE static int wave_column(int j = 0) {
+    return (wave_loads_second(j) ? wave_subtile(j) - kFirstSubtiles : wave_subtile(j)) * kSubtile;
   }
   XLSTM_DEVICE static uint32_t lane_offset(int i, uint32_t stride) {
     const SubtileCoord at = subtile_coord(kTokens, int(threadIdx.x) % kWave);
@@ -48,9 +48,9 @@ struct PairStage {
   }
   // An offset is opaque where it is used: only there the compiler sees that it has 32 bits, and leaves the sum with the
   // address to the load.
-  XLSTM_DEVICE void fetch_vector(int i, const char* base, uint32_t (&lane)[4]) {
-    lane[i] = opaque(lane[i]);
-    vecs[i] = load_vec16(base, lane[i]);
+  XLSTM_DEVICE void fetch_vector(int i, const char* base, uint32_t& lane) {
+    lane = opaque(lane);
+    vecs[i] = load_vec16(base, lane);
   }
   // Calls to(whether of the second matrix, four vectors, first token, first feature) for each subtile of this wave.
   template <class To>

@@ -107,7 +107,21 @@ def test_one_pass_of_cdna() -> None:
     shape, dims = (1, 8, 8, 2048, 2048), (128, 128)
     assert gradients("MI300X", shape, dims, panels=True)["schedule"] == "one pass"
     assert gradients("MI300X", shape, dims, panels=True, deterministic=True)["schedule"] == "common"
-    assert gradients("MI300X", shape, (64, 64), panels=True)["schedule"] == "common"
+    assert gradients("MI300X", shape, (64, 64), panels=True)["schedule"] == "one pass"
+    assert gradients("MI300X", shape, (256, 256), panels=True)["schedule"] == "common"
+
+
+def test_the_last_round_of_even_work_is_divided() -> None:
+    """1024 blocks for 304 compute units: 28 rounds of 32 heads are whole, and 128 blocks are left for the last."""
+    shape, dims = (2, 16, 16, 4096, 4096), (128, 128)
+    even = gradients("MI300X", shape, dims, panels=True, even=True)
+    assert even["parts"] == 2 and even["whole_blocks"] == 28 and even["of_keys"]["grid"] == 32 * (28 + 4 * 2)
+    for more in ({"even": False}, {"even": True, "parts": 1}):
+        whole = gradients("MI300X", shape, dims, panels=True, **more)
+        assert whole["parts"] == 1 and whole["of_keys"]["grid"] == 1024
+    short = gradients("MI300X", (8, 16, 16, 256, 1024), dims, panels=True, even=True)
+    assert short["parts"] == 1, "walks too short to share"
+    assert gradients("RX 7900 XTX", shape, dims, panels=True, even=True)["parts"] == 1, "CDNA alone"
 
 
 def test_one_part_of_the_rows_has_hoppers_own_kernels() -> None:

@@ -37,9 +37,17 @@ void test_properties(const DeviceFacts& device, const AttentionBackwardCall& cal
   holds(p.slots % kStatsPad == 0 && p.slots >= (call.packed ? call.total_q : call.queries),
         "row statistics of all queries");
   holds(p.parts >= 1 && (p.parts > 1) == (p.sums > 0), "sums of parts");
-  const int64_t blocks = p.blocks_k * call.batch * call.heads_k;
+  const int64_t heads = call.batch * call.heads_k, blocks = p.blocks_k * heads;
+  holds(!p.whole_k && p.walks() == p.blocks_k * p.parts, "all blocks are divided alike");
   holds(p.parts == 1 || blocks * p.parts <= device.compute_units, "parts run at once");
   AttentionBackwardCall asked = call;
+  asked.even = true;
+  const AttentionBackwardPlan even = plan_attention_backward(asked, chip(device));
+  holds(even.parts == p.parts || (even.parts > 1 && even.divided_k() > 0 && even.whole_k * heads < blocks),
+        "with even work some blocks at most are divided");
+  holds((even.parts > 1) == (even.sums > 0) &&
+            (even.parts == 1 || even.sums == even.parts * even.divided_k() * heads * p.of_keys.owned * (p.dqk + p.dv)),
+        "sums of the parts of divided blocks");
   asked.parts = 5;
   const AttentionBackwardPlan five = plan_attention_backward(asked, chip(device));
   holds(five.parts == (blocks ? 5 : 1), "parts that are asked for");
@@ -142,6 +150,11 @@ int main() {
   CHECK(!one_pass([](auto& c) { c.element_bytes = 4; }, mi300x).one_pass, "one pass of float32");
   CHECK(!one_pass([](auto& c) { c.has_score_mod = true; }, mi300x).one_pass, "one pass of modified scores");
   CHECK(!one_pass([](auto& c) { c.dv = 64; }, mi300x).one_pass, "one pass of other head dims");
+  CHECK(one_pass([](auto& c) { c.dqk = c.dv = 64; }, mi300x).one_pass, "one pass of 64");
+  // 1024 blocks of 128 tiles: 896 are whole, and 128 have two parts, 256 walks for the last of the 304 compute units.
+  const auto last_round = [](auto& c) { c.batch = 2, c.queries = c.keys = 4096, c.even = true; };
+  const AttentionBackwardPlan divided = one_pass(last_round, mi300x);
+  CHECK(divided.parts == 2 && divided.whole_k == 28 && divided.walks() == 36, "the last round in two parts");
   for (const int features : {64, 128, 192, 256})
     for (const bool of_keys : {false, true}) {
       const HopperAttentionShape s = backward_hopper_shape(features, of_keys);

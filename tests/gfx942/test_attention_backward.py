@@ -147,6 +147,13 @@ def test_parts(problem: ModuleType, dtype: torch.dtype, dims: tuple[int, int]) -
     check(problem, problem.Case(dtype, (8, 1), dims, ((160, 100),), causal=True, alibi="h"))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("dims", CLASSES, ids=str)
+def test_full_tiles(problem: ModuleType, dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    """Whole tiles of aligned rows: walks without branches for other layouts, through both query heads of a key head."""
+    check(problem, problem.Case(dtype, (4, 2), dims, ((96, 160), (96, 160)), causal=True))
+
+
 ONE_PASS: dict[str, dict[str, Any]] = {
     "tails": {"lengths": ((37, 70), (37, 131))},
     "causal, shared heads": {"lengths": ((200, 200),), "heads": (4, 2), "causal": True},
@@ -157,11 +164,25 @@ ONE_PASS: dict[str, dict[str, Any]] = {
 }
 
 
+ONE_PASS_DIMS = [(64, 64), (128, 128)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("dims", ONE_PASS_DIMS, ids=str)
 @pytest.mark.parametrize("row", ONE_PASS.values(), ids=ONE_PASS)
-def test_one_pass(one_pass: ModuleType, dtype: torch.dtype, row: dict[str, Any]) -> None:
-    _ran.add(f"one pass {dtype} {row}")
-    check(one_pass, one_pass.Case(**({"dtype": dtype, "heads": (2, 2), "dims": (128, 128)} | row)))
+def test_one_pass(one_pass: ModuleType, dtype: torch.dtype, dims: tuple[int, int], row: dict[str, Any]) -> None:
+    _ran.add(f"one pass {dtype} {dims} {row}")
+    check(one_pass, one_pass.Case(**({"dtype": dtype, "heads": (2, 2), "dims": dims} | row)))
+
+
+def test_last_round_in_parts(one_pass: ModuleType) -> None:
+    """305 blocks of keys, for 304 compute units: the last of each head is divided, and the others are not."""
+    from xlstm_hip import _native
+
+    case = one_pass.Case(dtype=torch.bfloat16, heads=(61, 61), dims=(128, 128), lengths=((768, 640),))
+    plan = _native.plan_attention_backward_gpu("MI300X", 1, 61, 61, 768, 640, 128, 128, 2, panels=True, even=True)
+    assert plan["parts"] > 1 and plan["of_keys"]["grid"] == 61 * (4 + plan["parts"])
+    check(one_pass, case)
 
 
 PRODUCT = {  # of bfloat16: gfx950 has one of twice the k
@@ -194,7 +215,13 @@ def test_every_kernel_ran(package: ModuleType, device: ModuleType) -> None:
     rows = [row for table in (ROWS, PLAIN_ROWS) for row in up_to(LEAST_LEVEL, table, axes, PAIRS)]
     expected = {str(row) for row in rows if has_code(row["dtype"])}
     expected |= {f"{dtype} {dims}" for dtype in DTYPES for dims in CLASSES if has_code(dtype)}
-    expected |= {f"one pass {dtype} {row}" for dtype in DTYPES[:2] for row in ONE_PASS.values() if has_code(dtype)}
+    expected |= {
+        f"one pass {dtype} {dims} {row}"
+        for dtype in DTYPES[:2]
+        for dims in ONE_PASS_DIMS
+        for row in ONE_PASS.values()
+        if has_code(dtype)
+    }
     if not expected <= _ran:
         pytest.skip("some of the tests above were not chosen")
     check_every_kernel_ran(device, "test_attention_backward.py")

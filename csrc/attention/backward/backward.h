@@ -75,13 +75,14 @@ struct Backward {
   template <bool kPlain>
   XLSTM_DEVICE void arrive_through_registers(Stages& stages, const Step& step, const ScoreRules& rules) const {
     if constexpr (kPlain) {
+      if constexpr (!Tiles::kAllAtOnce) stages.pair = stages.ahead;
 #pragma unroll
       for (Vec16& vec : stages.pair.vecs) arrive_at(vec);
     }
     arrive([&] {
       const int thread = kPlain ? int(threadIdx.x) : opaque_thread();
       if constexpr (kPlain)
-        tiles.store(stages.pair, thread, step.buffer, true, true);
+        tiles.store(stages.pair, thread, step.buffer, true, Tiles::kAllAtOnce);
       else
         tiles.store_matrices(stages, step.coord, step.buffer, 0);
       if constexpr (kOfKeys)
@@ -95,7 +96,7 @@ struct Backward {
   }
 
   XLSTM_DEVICE void fetch_plain(int load, Stages& stages, const TileCoord& coord) const {
-    tiles.fetch_plain(load, stages.pair, stages.row_stat, stages.plain, coord);
+    tiles.fetch_plain(load, Tiles::kAllAtOnce ? stages.pair : stages.ahead, stages.row_stat, stages.plain, coord);
   }
 
   // The lane id. It is recomputed for each product, with the addresses that derive from it, where registers are short.
@@ -139,7 +140,7 @@ struct Backward {
         else if constexpr (Tiles::kAllAtOnce)
           run_rows(step, rules, slope, row0, lane);
         else
-          run_rows_staged(stages, step, rules, slope, row0, lane);
+          run_rows_staged<kPlain>(stages, step, rules, slope, row0, lane);
       }
     }
   }
@@ -193,16 +194,29 @@ struct Backward {
   }
 
   // The same where LDS holds one or two of the tile's matrices at a time (AMD): they arrive between the products.
-  template <class AnyLane>
+  template <bool kPlain, class AnyLane>
   XLSTM_DEVICE void run_rows_staged(Stages& stages, const Step& step, const ScoreRules& rules, float slope, int row0,
                                     const AnyLane& lane) {
     constexpr bool kOneByOne = kShape.matrices == 1;
     const auto arrive_with = [&](int from_matrix) {
       arrive([&] { tiles.store_matrices(stages, step.coord, step.buffer, from_matrix); });
     };
+    // A plain walk's loads: all at once would fill the address unit's queue.
+    const auto fetch_third = [&](auto third) {
+      if constexpr (kPlain) {
+        sched_barrier();
+        constexpr int kEach = (Tiles::kPlainLoads + 2) / 3;
+        each_of<kEach>([&](auto load) {
+          if (third * kEach + load < Tiles::kPlainLoads) fetch_plain(third * kEach + load, stages, step.next);
+        });
+        sched_barrier();
+      }
+    };
     Scores s, dp;
     Operands weights, ds;
+    fetch_third(std::integral_constant<int, 0>{});
     products.template multiply_rows<true>(s, Tiles::first_tile(step.buffer), row0, lane());
+    fetch_third(std::integral_constant<int, 1>{});
     if constexpr (kOneByOne) {
 #pragma unroll
       for (int r = 0; r < kRowStrips; ++r)
@@ -211,6 +225,7 @@ struct Backward {
       arrive_with(1);
     }
     products.template multiply_rows<false>(dp, Tiles::second_tile(step.buffer), row0, lane());
+    fetch_third(std::integral_constant<int, 2>{});
     softmax_gradient(s, dp, step, rules, slope, row0, lane());
 #pragma unroll
     for (int r = 0; r < kRowStrips; ++r)
@@ -221,7 +236,7 @@ struct Backward {
         ds[r][c] = as_chain(dp[r][c], 1.0f);
       }
     arrive_with(kOfKeys ? 2 : 3);
-    if constexpr (!kOneByOne) fetch_next(stages, step);
+    if constexpr (!kPlain && !kOneByOne) fetch_next(stages, step);
     if constexpr (kOfKeys)
       products.add_rows(products.second_sums, Tiles::second_transposed(step.buffer), row0, weights, lane());
     if constexpr (kOneByOne && kOfKeys) {
@@ -330,8 +345,9 @@ XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   using Tiles = BackwardTiles<E, kQk, kV, kHasScoreMod, kOfKeys>;
   const uint32_t heads = uint32_t(kOfKeys ? in.heads_k : in.heads_q), all = heads * uint32_t(in.batch);
   const uint32_t which = blockIdx.x % all, rest = blockIdx.x / all;
-  const uint32_t parts = kOfKeys ? uint32_t(p->parts) : 1;
-  const uint32_t block = kOfKeys ? rest / parts : uint32_t(p->blocks_q) - 1 - rest, part = kOfKeys ? rest % parts : 0;
+  const uint32_t whole = kOfKeys ? uint32_t(p->whole_k) : 0, parts = kOfKeys && rest >= whole ? uint32_t(p->parts) : 1;
+  const uint32_t turn = parts > 1 ? rest - whole : rest, divided = turn / parts, part = turn % parts;
+  const uint32_t block = kOfKeys ? (parts > 1 ? whole + divided : rest) : uint32_t(p->blocks_q) - 1 - rest;
   Tiles tiles(p, which / heads, which % heads, block, lds);
   if constexpr (kOfKeys)
     if (part == 0) clear_pads<E, Tiles::kThreads>(*p, tiles.at, tiles.key_head, tiles.owned, Tiles::kShape.owned);
@@ -341,8 +357,7 @@ XLSTM_DEVICE void run_backward(const BackwardParams* p, char* lds) {
   Walk<Tiles> walk{tiles, products, softmax};
   walk.run(int(part), int(parts));
   if (kOfKeys && parts > 1)
-    products.each_register(global(p->sums) + (int64_t(part) * (gridDim.x / parts) + block * all + which) *
-                                                 (Tiles::kSumRegisters * Tiles::kThreads),
+    products.each_register(global(p->sums_of(part, divided * all + which, Tiles::kSumRegisters * Tiles::kThreads)),
                            [](float& v, float* to) { *to = v; });
   else
     write_gradients(tiles, products);
@@ -371,15 +386,14 @@ __global__ __launch_bounds__(
   const BackwardParams* p = reload_params(kernel_params(params));
   const xlstm_attention& in = p->call.in;
   using Tiles = BackwardTiles<E, kQk, kV, true, true>;
-  const uint32_t heads = uint32_t(in.heads_k), which = blockIdx.x % (heads * uint32_t(in.batch));
-  Tiles tiles(p, which / heads, which % heads, blockIdx.x / (heads * uint32_t(in.batch)), nullptr);
+  const uint32_t heads = uint32_t(in.heads_k), all = heads * uint32_t(in.batch), which = blockIdx.x % all;
+  Tiles tiles(p, which / heads, which % heads, p->whole_k + blockIdx.x / all, nullptr);
   if (tiles.owned >= tiles.keys) return;
   BackwardProducts<Tiles> products(tiles);
   products.zero_sums();
   for (int part = 0; part < p->parts; ++part)
-    products.each_register(
-        global(p->sums) + (int64_t(part) * gridDim.x + blockIdx.x) * (Tiles::kSumRegisters * Tiles::kThreads),
-        [](float& v, const float* from) { v += *from; });
+    products.each_register(global(p->sums_of(part, blockIdx.x, Tiles::kSumRegisters * Tiles::kThreads)),
+                           [](float& v, const float* from) { v += *from; });
   write_gradients(tiles, products);
 }
 

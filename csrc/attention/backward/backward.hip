@@ -21,6 +21,11 @@ bool has_vectors(const xlstm_attention_backward& p) {
          is_aligned16(p.dout, in.dv);
 }
 
+bool is_even(const xlstm_attention& in) {
+  return in.window_left < 0 && in.window_right < 0 && !in.cu_seqlens_q && !in.cu_seqlens_k && !in.seqused_k &&
+         !in.leftpad_k;
+}
+
 BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, const AttentionBackwardPlan& plan) {
   const xlstm_attention& in = call.in;
   BackwardParams p{};
@@ -37,6 +42,7 @@ BackwardParams params_of(Arena& arena, const xlstm_attention_backward& call, con
   p.blocks_q = plan.blocks_q;
   p.blocks_k = plan.blocks_k;
   p.parts = int(plan.parts);
+  p.whole_k = plan.whole_k;
   return p;
 }
 
@@ -47,7 +53,7 @@ AttentionBackwardPlan plan_attention_backward_call(const xlstm_attention_backwar
   const bool has_score_mod = in.softcap > 0 || in.alibi_slopes || in.dropout_p > 0;
   return plan_attention_backward({in.batch, in.heads_q, in.heads_k, in.length_q, in.length_k, in.total_q, in.dqk, in.dv,
                                   in.cu_seqlens_q != nullptr, element_bytes(in.q), has_score_mod, has_tma_layout(p),
-                                  p.parts, p.common_schedule != 0, has_vectors(p), p.deterministic != 0},
+                                  p.parts, p.common_schedule != 0, has_vectors(p), p.deterministic != 0, is_even(in)},
                                  chip);
 }
 

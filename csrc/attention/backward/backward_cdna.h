@@ -7,7 +7,7 @@
 // goes to LDS, queries by keys, and dq = K^T ds^T over the block's keys: each wave has its share of the features, with
 // K^T in its registers, and adds the result to float32 sums in memory, which round_dq_kernel scales and rounds.
 //
-// One wave has a SIMD (128 features), so nothing hides what a wave does between its products. The products of a tile
+// With 128 features one wave has a SIMD, so nothing hides what a wave does between its products. The products of a tile
 // are one run of steps, and everything else is issued behind single products (multiply_each):
 //
 //     products        issued behind them
@@ -15,6 +15,9 @@
 //     dv += dout^T w  ds = w (dP - D), and its rounding; additions to dq of the tile before
 //     dk += q^T ds    stores of ds, further additions
 //     dq              stores of the next tile
+//
+// With 64 features two waves have a SIMD, with 256 registers each. So that dP, the next tile and dq are not in
+// registers at once, there the additions are issued behind S, and the loads behind dv.
 //
 // Two barriers suffice for a tile: in dk, where all operands of this tile are read and ds is stored, and in dq, where
 // the next tile is stored. Steps lie between each and the reads behind it.
@@ -57,6 +60,7 @@ struct BackwardOnePass {
   static constexpr int kScores = 2 * Tiles::kRegisters, kWords = kScores / 2;
   static constexpr int kWordsBehindS = 3;  // of the weights: as many as their products hide
   static constexpr int kStripFloats = kDqStripFloats<E>;
+  static constexpr bool kLoadsBehindS = Tiles::kShape.blocks == 1;  // registers suffice to load so early
   static constexpr int kStoresOfTile = 8;  // four vectors along the rows, four words transposed
   using Streams = typename Products::Streams;
   using DsOperands = ChainOperand<E>[kStreams][kDqColumns];
@@ -273,9 +277,12 @@ struct BackwardOnePass {
           [&](int) -> const ChainOperand<E>& { return products.first_chain[c][n]; },
           [&](auto i) {
             constexpr std::integral_constant<int, n * 4 + i> at;
-            if constexpr (c == 0)
+            if constexpr (!kLoadsBehindS)
+              spread<kDqFloats, 2 * kStripProducts>(std::integral_constant<int, m * 4 + i>{},
+                                                    [&](auto k) { add_dq(step, k); });
+            else if constexpr (c == 0)
               spread<kLoads, kStripProducts>(at, [&](auto k) { load(k, stages, source, step.next); });
-            else
+            if constexpr (c == 1)
               spread<3 * kWordsBehindS, kStripProducts>(at, [&](auto k) { weigh_in_turn(s, lse, weights, scale, k); });
           });
     });
@@ -337,8 +344,8 @@ struct BackwardOnePass {
   }
   // dv and dk. ds becomes an operand, and goes to LDS.
   XLSTM_DEVICE void add_sums(const Scores& s, Scores& dp, const RowStats& delta, Streams& stream,
-                             const Operands& weights, Operands& ds, DsOperands& of_dq, const Source& source,
-                             Step& step) {
+                             const Operands& weights, Operands& ds, DsOperands& of_dq, Stages& stages,
+                             const Source& source, Step& step) {
     constexpr int kOfDv = Products::kSecondSums * kStepProducts, kOfDk = Products::kFirstSums * kStepProducts;
     constexpr int kBarrier = kSumSteps - kAhead;  // of this tile nothing is read behind this step
     constexpr int kBeforeBarrier = (kBarrier - Products::kSecondSums) * kStepProducts * 3 / 4;  // done at the barrier
@@ -363,7 +370,10 @@ struct BackwardOnePass {
           [&](int c) -> const ChainOperand<E>& { return kIsDv ? weights[0][c] : ds[0][c]; },
           [&](auto i) {
             constexpr std::integral_constant<int, n * kStepProducts + i> at;
-            spread<kDqFloats, kOfDv + kOfDk>(at, [&](auto k) { add_dq(step, k); });
+            if constexpr (kLoadsBehindS)
+              spread<kDqFloats, kOfDv + kOfDk>(at, [&](auto k) { add_dq(step, k); });
+            else if constexpr (at < kLoads)
+              load(at, stages, source, step.next);
             if constexpr (kIsDv)
               spread<4 * kWords, kOfDv>(at, [&](auto k) {
                 constexpr int kFirst = 2 * (k / 4);
@@ -488,7 +498,7 @@ struct BackwardOnePass {
       multiply_s(s, of_s, of_dp, lse, weights, stages, source, scale, step);
       multiply_dp(s, dp, of_dp, of_sums, lse, delta, weights, scale, step);
       if (__builtin_expect(!visible.contains(step.now.first), 0)) mask(s, weights, step);
-      add_sums(s, dp, delta, of_sums, weights, ds, of_dq, source, step);
+      add_sums(s, dp, delta, of_sums, weights, ds, of_dq, stages, source, step);
       multiply_dq(of_dq, of_s, stages, target, step);
       step.before = step.now, step.now = step.next, step.next = step.after;
     }

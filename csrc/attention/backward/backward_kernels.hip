@@ -12,13 +12,13 @@ template <class E, int kQk, int kV>
 void launch_sum_of_parts(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
   if (plan.parts > 1)
     launch("attention dk, dv of parts", sum_dkdv_kernel<E, kQk, kV>,
-           {plan.blocks_k * p.heads_all_k(), plan.of_keys.threads, 0}, stream, p);
+           {plan.divided_k() * p.heads_all_k(), plan.of_keys.threads, 0}, stream, p);
 }
 
 template <class E, int kQk, int kV, bool kHasScoreMod>
 void launch_gradients(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
   launch("attention dk, dv", dkdv_kernel<E, kQk, kV, kHasScoreMod>,
-         {plan.blocks_k * plan.parts * p.heads_all_k(), plan.of_keys.threads, plan.of_keys.lds_bytes}, stream, p);
+         {plan.walks() * p.heads_all_k(), plan.of_keys.threads, plan.of_keys.lds_bytes}, stream, p);
   launch_sum_of_parts<E, kQk, kV>(plan, p, stream);
   launch("attention dq", dq_kernel<E, kQk, kV, kHasScoreMod>,
          {plan.blocks_q * p.heads_all_q(), plan.of_queries.threads, plan.of_queries.lds_bytes}, stream, p);
@@ -27,7 +27,7 @@ void launch_gradients(const AttentionBackwardPlan& plan, const BackwardParams& p
 template <class E, int kFeatures>
 void launch_one_pass(const AttentionBackwardPlan& plan, const BackwardParams& p, Stream stream) {
   launch("attention dq, dk, dv", one_pass_kernel<E, kFeatures>,
-         {plan.blocks_k * plan.parts * p.heads_all_k(), plan.of_keys.threads, plan.of_keys.lds_bytes}, stream, p);
+         {plan.walks() * p.heads_all_k(), plan.of_keys.threads, plan.of_keys.lds_bytes}, stream, p);
   launch_sum_of_parts<E, kFeatures, kFeatures>(plan, p, stream);
   launch("attention dq", round_dq_kernel<E, kFeatures>, {plan.blocks_delta * p.heads_all_q(), kDeltaThreads, 0}, stream,
          p);
@@ -47,7 +47,8 @@ void launch_backward(const AttentionBackwardPlan& plan, const BackwardParams& p,
   if constexpr (kHasHopperKernels && sizeof(E) == 2)
     if (plan.hopper) return launch_backward_hopper<E>(p, stream);
   if constexpr (!kAsyncCopies && sizeof(E) == 2)
-    if (plan.one_pass) return launch_one_pass<E, 128>(plan, p, stream);
+    if (plan.one_pass)
+      return plan.dqk == 64 ? launch_one_pass<E, 64>(plan, p, stream) : launch_one_pass<E, 128>(plan, p, stream);
   if (plan.dqk == 64) return launch_class<E, 64, 64>(plan, p, stream);
   if (plan.dqk == 128) return launch_class<E, 128, 128>(plan, p, stream);
   if (plan.dqk == 192) return launch_class<E, 192, 128>(plan, p, stream);

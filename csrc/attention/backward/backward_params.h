@@ -20,11 +20,16 @@ struct BackwardParams {
   float* dsink_parts;  // (blocks_delta, batch, heads_q)
   int64_t blocks_delta, blocks_q, blocks_k;  // along the tokens of the longest sequence
   int parts;                                 // of a key head's rows, each with separate sums
-  float* sums;                               // (parts, blocks of dk and dv, registers, threads) with several parts
+  int64_t whole_k;                           // of blocks_k the first, which have all rows
+  float* sums;     // (parts, divided blocks of dk and dv, registers, threads) with several parts
   float* dq_sums;  // of the kernel that adds to dq by atomics; queries are where row_stats has them: see dq_sums_of()
 
   XLSTM_HOST_DEVICE int64_t heads_all_q() const { return call.in.batch * call.in.heads_q; }
   XLSTM_HOST_DEVICE int64_t heads_all_k() const { return call.in.batch * call.in.heads_k; }
+  // The sums of the n-th divided block, of all heads, in part `part`.
+  XLSTM_HOST_DEVICE float* sums_of(int64_t part, int64_t n, int floats) const {
+    return sums + (part * ((blocks_k - whole_k) * heads_all_k()) + n) * floats;
+  }
 };
 
 // Unit of scores and lse: logarithms to base 2. For floats they are natural logarithms: their differences are small

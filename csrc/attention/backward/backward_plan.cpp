@@ -8,8 +8,28 @@
 #include "base/numbers.h"
 
 namespace xlstm::gpu::attention {
+namespace {
+
+constexpr int64_t kMaxParts = 32, kMinTiles = 8;
+
+// Blocks with as much work each, as many at once as there are compute units: into how many parts the rows of those that
+// are left for the last round are divided, so that it is over soonest. `tiles`: of a block. A part stores its sums,
+// which are read again, in about the time of kMinTiles tiles (predicted for an MI300X), and the sum is a launch more.
+int64_t parts_of_last_round(int64_t blocks, int64_t compute_units, int64_t tiles) {
+  const auto time = [&](int64_t parts) {  // in tiles
+    const double rounds = double(ceil_div(blocks * parts, compute_units)), all = double(blocks * parts);
+    return rounds * double(tiles) / double(parts) + (parts > 1 ? kMinTiles * (1 + all / double(compute_units)) : 0);
+  };
+  int64_t best = 1;
+  for (int64_t parts = 2; parts <= std::min(kMaxParts, tiles / kMinTiles); ++parts)
+    if (time(parts) < time(best)) best = parts;
+  return best;
+}
+
+}  // namespace
+
 AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call, const Chip& chip) {
-  constexpr int kMaxBackwardHeadDim = 256, kMaxParts = 32, kMinTiles = 8;
+  constexpr int kMaxBackwardHeadDim = 256;
   if (call.dqk > kMaxBackwardHeadDim || call.dv > kMaxBackwardHeadDim)
     throw std::invalid_argument(std::string(call.dqk > kMaxBackwardHeadDim ? "q" : "v") +
                                 ": expected a head dim of at most " + std::to_string(kMaxBackwardHeadDim) +
@@ -22,7 +42,7 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
   p.of_keys = key_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
   p.one_pass = chip.family == Family::cdna && call.element_bytes == 2 && !call.has_score_mod && call.vectors &&
                !call.deterministic && !call.common_schedule && call.dqk == call.dv && call.dqk == p.dqk &&
-               (p.dqk == 128);
+               (p.dqk == 64 || p.dqk == 128);
   if (p.one_pass) p.of_keys = one_pass_shape(chip.family, p.dqk);
   p.of_queries = query_gradients_shape(chip.family, call.element_bytes, p.dqk, p.dv);
   if (p.has_score_mod) p.of_keys.lds_bytes += p.of_keys.pairs_bytes;
@@ -51,7 +71,13 @@ AttentionBackwardPlan plan_attention_backward(const AttentionBackwardCall& call,
     p.parts = call.parts;
   else if (blocks > 0 && !hopper_fills_chip)
     p.parts = std::clamp<int64_t>(std::min(chip.compute_units / blocks, tiles / kMinTiles), 1, kMaxParts);
-  if (p.parts > 1) p.sums = p.parts * blocks * p.of_keys.owned * (p.dqk + p.dv);
+  const int64_t heads = call.batch * call.heads_k;
+  if (call.even && chip.family == Family::cdna && p.of_keys.blocks == 1 && blocks > 0 && !call.parts && p.parts == 1) {
+    const int64_t whole = blocks / chip.compute_units * chip.compute_units / heads;
+    p.parts = parts_of_last_round((p.blocks_k - whole) * heads, chip.compute_units, tiles);
+    if (p.parts > 1) p.whole_k = whole;
+  }
+  if (p.parts > 1) p.sums = p.parts * p.divided_k() * heads * p.of_keys.owned * (p.dqk + p.dv);
   p.hopper = hopper_takes && p.parts == 1;
   return p;
 }

@@ -21,6 +21,7 @@ struct AttentionBackwardCall {
   bool common_schedule = false;  // the caller wants the kernels of every chip
   bool vectors = false;          // rows of all tensors are vectors of 16 bytes
   bool deterministic = false;    // no sum may depend on the order in which blocks run
+  bool even = false;             // every query of every sequence sees every key
 };
 
 struct AttentionBackwardPlan {
@@ -30,10 +31,14 @@ struct AttentionBackwardPlan {
   int64_t slots, blocks_delta;  // queries of a head with row statistics; blocks of them, of the longest sequence
   int64_t blocks_k, blocks_q;   // along the keys and the queries of the longest sequence
   int64_t parts;                // into which the rows of a key head are divided
+  int64_t whole_k;              // of blocks_k the first, whose rows are not divided
   int64_t sums;                 // floats of all parts; 0 with one
   bool one_pass;                // dq is added by atomics (backward_cdna.h), with blocks and parts of of_keys
   int64_t dq_sums;              // floats of these sums
   bool hopper;                  // the Hopper kernels (backward_hopper.h), with backward_hopper_shape()'s blocks
+
+  int64_t divided_k() const { return blocks_k - whole_k; }
+  int64_t walks() const { return whole_k + divided_k() * parts; }  // of a key head: blocks of the launch
 };
 
 // Throws std::invalid_argument, naming the argument, where no kernel supports the call.

@@ -168,7 +168,6 @@ struct BackwardProducts {
   // operands of the first steps of either product are then read while the product before is multiplied.
   static constexpr bool kInOneRun = kFamily == Family::cdna && sizeof(E) == 2 && !kHasScoreMod && Tiles::kAllAtOnce &&
                                     kRowStrips == 1 && kShape.waves_across == 1 && kChainInRegisters;
-  static_assert(kInOneRun || !Tiles::kMayBePlain);  // the plain walk's loads are issued between the steps
   using Streams = StreamOperand<E>[kStreams];
 
   // between(step) is issued after the products of each step.

@@ -162,8 +162,8 @@ struct BackwardTiles {
 
   // A walk is plain if all tiles are full, in rows of 16-byte vectors and of as many features as the kernel has (AMD).
   // Its loop has no branches for other layouts, where the compiler would wait for loads as soon as it has issued them.
-  static constexpr bool kMayBePlain = kFamily == Family::cdna && !kHasScoreMod && kAllAtOnce && kShape.ahead &&
-                                      Pair::kOneEach && kTile == kShape.at_once;
+  static constexpr bool kMayBePlain =
+      kFamily == Family::cdna && !kHasScoreMod && kShape.ahead && Pair::kEvenly && kTile == kShape.at_once;
   XLSTM_DEVICE bool is_plain() const {
     const xlstm_attention& in = p->call.in;
     const auto& aligned = p->aligned16;
@@ -173,41 +173,46 @@ struct BackwardTiles {
   }
   // What a wave loads of a plain walk's tiles.
   struct PlainRows {
-    const char* data;  // of token 0 of the first query head
-    int64_t head;      // bytes from query head to query head
-    uint32_t row, lane[4];
+    const char* data[Pair::kEach];  // of token 0 of the first query head
+    int64_t head[Pair::kEach];      // bytes from query head to query head
+    uint32_t row[Pair::kEach], lane[Pair::kEach][4];
     const float* row_stats;
     int64_t row_stats_head;
 
     PlainRows() = default;
     XLSTM_DEVICE explicit PlainRows(const BackwardTiles& tiles) {
       const xlstm_attention_backward& call = tiles.p->call;
-      const bool second = Pair::wave_loads_second();
       TokenRows<E> a, b;
       tiles.token_rows(!kOfKeys, tiles.query_head, a, b);
       const int64_t head_a = kOfKeys ? call.in.q.stride[1] : 0, head_b = kOfKeys ? call.dout.stride[1] : 0;
-      data = uniform(reinterpret_cast<const char*>((second ? b.data : a.data) + Pair::wave_column()));
-      head = (second ? head_b : head_a) * int64_t(sizeof(E));
-      row = uint32_t(uniform(int(second ? b.stride : a.stride))) * uint32_t(sizeof(E));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) lane[i] = Pair::lane_offset(i, row);
+      for (int j = 0; j < Pair::kEach; ++j) {
+        const bool second = Pair::wave_loads_second(j);
+        data[j] = uniform(reinterpret_cast<const char*>((second ? b.data : a.data) + Pair::wave_column(j)));
+        head[j] = (second ? head_b : head_a) * int64_t(sizeof(E));
+        row[j] = uint32_t(uniform(int(second ? b.stride : a.stride))) * uint32_t(sizeof(E));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) lane[j][i] = Pair::lane_offset(i, row[j]);
+      }
       if constexpr (kOfKeys) {
         row_stats = row_stats_of(*tiles.p, tiles.at, tiles.query_head) + threadIdx.x % (2 * kTile);
         row_stats_head = 2 * tiles.p->slots;
       }
     }
   };
-  static constexpr int kPlainLoads = 5;  // of a lane: four vectors, and a row statistic
+  static constexpr int kPlainLoads = 4 * Pair::kEach + 1;  // of a lane: vectors, and a row statistic
   XLSTM_DEVICE void fetch_plain(int load, Pair& pair, float& row_stat, PlainRows& rows, const TileCoord& coord) const {
-    if (load < 4)
-      pair.fetch_vector(load, uniform(rows.data + coord.member * rows.head + int64_t(coord.first) * rows.row),
-                        rows.lane);
+    const int j = load / 4;
+    if (j < Pair::kEach)
+      pair.fetch_vector(load, uniform(rows.data[j] + coord.member * rows.head[j] + int64_t(coord.first) * rows.row[j]),
+                        rows.lane[j][load % 4]);
     else if constexpr (kOfKeys)
       row_stat = rows.row_stats[coord.member * rows.row_stats_head + row_stats_index(coord.first)];
   }
 
   struct Stages {
     Pair pair;
+    Pair ahead;      // of a plain walk that stores a tile in two steps: the next one
     float row_stat;  // a thread's, of the tile; threads without one repeat another thread's
     PlainRows plain;
     // NVIDIA: the thread's source pointers for the next tile, whose query head is `member`.

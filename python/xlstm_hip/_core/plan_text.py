@@ -96,7 +96,11 @@ def _attention(built: Any, op: str, arguments: Mapping[str, Any], q: Tensor, v: 
         parts = arguments.get("parts", 0)
         if gpu:
             common = bool(arguments.get("common_schedule", 0))
-            return attention_backward_gpu(built, gpu, call, ruled, parts, common, arguments.get("deterministic", True))
+            deterministic = arguments.get("deterministic", True)
+            bounds = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k")
+            even = all(arguments.get(name) is None for name in bounds)
+            even = even and max(arguments["window_left"], arguments["window_right"]) < 0
+            return attention_backward_gpu(built, gpu, call, ruled, parts, common, deterministic, even)
         return attention_backward_cpu(built, call, threads, arguments.get("row_panels", 0), parts)
     if not gpu:
         return attention_cpu(built, call, threads)
@@ -169,9 +173,11 @@ def attention_backward_gpu(
     parts: int = 0,
     common_schedule: bool = False,
     deterministic: bool = False,
+    even: bool = False,
 ) -> Plan:
+    """even: whether every query of every sequence sees every key."""
     return built.plan_attention_backward_gpu(
-        gpu, *call[:-2], has_score_mod, parts, common_schedule, call.panels, deterministic
+        gpu, *call[:-2], has_score_mod, parts, common_schedule, call.panels, deterministic, even
     )
 
 

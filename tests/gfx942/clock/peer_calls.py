@@ -233,7 +233,8 @@ def attention_backward(*shape: int, causal: bool) -> Comparison:
         with timing.recording(1):  # what backward needs of it is there, whatever its values
             out = flash_attn_func(*tensors, causal=h.causal)
         d_out = h.draw(h.queries, 3).to("cuda")
-        return of_this_package(lambda: out.backward(d_out))
+        instructions = INSTRUCTIONS if h.causal else INSTRUCTIONS_OF_UNEVEN_PARTS
+        return of_this_package(lambda: out.backward(d_out), instructions)
 
     def of_aiter(accumulator: str, rounding: str) -> list[KernelTime]:
         lse, delta = (torch.ones(h.batch, h.queries, h.tokens) for _ in range(2))
