@@ -8,12 +8,14 @@
 Requests come at random times: answers whole and streamed, clients that leave in mid-stream, sessions that go on,
 prompts that begin alike, answers of a given form, and wrong ones. Each minute a line: requests so far, the memory of
 the server's processes (resident, without what files back), and what the server says that it keeps. At the end nothing
-may run or wait. The growth that counts is from half of the time to the end, when caches are full.
+may run or wait, and no answer may have been an error of the server. The growth that counts is from half of the time
+to the end, when caches are full; more than --most-growth fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import sys
@@ -75,16 +77,20 @@ class Load:
 
 
 def processes_of(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    """With those that it has started, from any of its threads."""
+    children: list[str] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError):
+            children += file.read_text().split()
     return [pid, *(one for child in children for one in processes_of(int(child)))]
 
 
 def resident_mib(pid: int) -> float:
     total = 0
     for one in processes_of(pid):
-        for line in Path(f"/proc/{one}/status").read_text().splitlines():
-            if line.startswith("RssAnon"):
-                total += int(line.split()[1])
+        with contextlib.suppress(FileNotFoundError):
+            lines = Path(f"/proc/{one}/status").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
     return total / 1024
 
 
@@ -135,6 +141,7 @@ def main() -> None:
     parser.add_argument("--rate", type=POSITIVE, default=20.0, help="requests a second (default: 20)")
     parser.add_argument("--engines", type=at_least(1), default=1, help="(default: 1)")
     parser.add_argument("--threads", type=at_least(1), default=1, help="of the server on a CPU (default: 1)")
+    parser.add_argument("--most-growth", metavar="MIB", type=POSITIVE, default=20.0, help="(default: 20)")
     parser.add_argument("--out", type=json_file, help="JSON file of the results")
     args = parser.parse_args()
     if args.out is not None:
@@ -158,6 +165,11 @@ def main() -> None:
         args.out.write_text(json.dumps(results, indent=1) + "\n")
     if any(results["left"].values()):
         sys.exit("FAILED: requests or slots are left")
+    wrong = [outcome for outcome in results["outcomes"] if outcome.rpartition(" ")[2] not in ("200", "400")]
+    if wrong:
+        sys.exit(f"FAILED: {', '.join(wrong)}")
+    if results["growth_mib"] is not None and results["growth_mib"] > args.most_growth:
+        sys.exit(f"FAILED: the memory grew by {results['growth_mib']:.0f} MiB in the second half")
 
 
 if __name__ == "__main__":

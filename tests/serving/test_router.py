@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +21,6 @@ from xlstm_hip.serving import (
     Engine,
     EngineClosed,
     EngineConfig,
-    EngineFailed,
     QueueFull,
     Request,
     Router,
@@ -26,6 +28,8 @@ from xlstm_hip.serving import (
     Structure,
     replica,
 )
+from xlstm_hip.serving import router as router_module
+from xlstm_hip.serving.engine import AnswerLost
 
 CONFIG = EngineConfig(**SMALL_ENGINE)
 
@@ -69,7 +73,7 @@ def is_idle(router: Router) -> bool:
 
 
 def test_the_answers_of_one_engine(router: Router, engine: Engine) -> None:
-    many = requests(12, logprobs=2)
+    many = requests(12, 100, logprobs=2)
     answers, want = ask(router, *many), ask(engine, *many)
     for request in many:
         id = request.id
@@ -77,7 +81,7 @@ def test_the_answers_of_one_engine(router: Router, engine: Engine) -> None:
         for one, other in zip(answers.logprobs(id), want.logprobs(id), strict=True):
             assert abs(one.logprob - other.logprob) < 1e-9
     assert not router._entries and load_of(router) == [0, 0]
-    until(lambda: total(router, "tokens_generated") == 12 * 20 and is_idle(router))
+    until(lambda: total(router, "tokens_generated") == 12 * 100 and is_idle(router))
     metrics = router.metrics()
     assert list(metrics) == ["0", "1"] and all(one.healthy and one.slots_total == 4 for one in metrics.values())
     assert all(one.requests_finished == {"length": 6} for one in metrics.values())
@@ -96,7 +100,8 @@ def test_a_beginning_is_read_by_one(router: Router) -> None:
         text = [*turn.tokens, *answers.tokens("turn")]
         assert answers.outputs["turn"][-1].cached_tokens == (n and len(turn.tokens) - 3)
         turn = Request("turn", [*text, 5, 6], SamplingParams(9, ignore_eos=True), session="s")
-    answers, others = Answers(), [Request(f"o{n}", prompt_of(20, 100 + n), SamplingParams(200)) for n in range(8)]
+    params = SamplingParams(5000, ignore_eos=True)
+    answers, others = Answers(), [Request(f"o{n}", prompt_of(20, 100 + n), params) for n in range(8)]
     for request in others:
         router.submit(request, answers)
     assert load_of(router) == [4, 4]
@@ -108,7 +113,7 @@ def test_a_beginning_is_read_by_one(router: Router) -> None:
 def test_a_popular_beginning_does_not_fill_one_engine(router: Router) -> None:
     """Beyond a quarter of its slots it goes to others, too, which then have read it as well."""
     answers, shared = Answers(), prompt_of(40, 8)
-    many = [Request(f"p{n}", [*shared, n + 3], SamplingParams(300, ignore_eos=True)) for n in range(8)]
+    many = [Request(f"p{n}", [*shared, n + 3], SamplingParams(5000, ignore_eos=True)) for n in range(8)]
     for request in many:
         router.submit(request, answers)
     assert sorted(load_of(router)) in ([3, 5], [4, 4])
@@ -132,8 +137,10 @@ def test_what_an_engine_refuses(router: Router) -> None:
     router.cancel("unknown")
     assert answers.wait("twice")[0].finish_reason == "cancelled"
     for arguments, message in (
-        ((None, 0, CONFIG), "count: expected"),
-        ((None, 2, None), "config: expected an EngineConfig, got None"),
+        ((print, 0, CONFIG), "count: expected"),
+        ((print, 2, None), "config: expected an EngineConfig, got None"),
+        ((None, 2, CONFIG), "load: expected a function of a replica's number, got None"),
+        ((lambda number: None, 2, CONFIG), "load: expected a function of a module, which can be pickled: "),
     ):
         with pytest.raises(ValueError, match=message):
             Router(*arguments)  # type: ignore[arg-type]
@@ -156,6 +163,40 @@ def test_queues_that_are_full() -> None:
         for id in accepted:
             router.cancel(id)
         answers.wait(*accepted)
+
+
+def test_full_queues_lose_no_accepted_request(engine: Engine) -> None:
+    """What a full engine had finds no room elsewhere when it ends, and waits."""
+    with router_of(2, slots=2, max_waiting=6) as router:
+        answers, many = Answers(), [dataclasses.replace(one, id=f"q{one.id}") for one in requests(14, 80)]
+        for request in many:
+            router.submit(request, answers)
+        router._replicas[0].process.kill()
+        last = answers.wait(*(request.id for request in many), seconds=90)
+        assert {output.finish_reason for output in last} == {"length"}
+        want = ask(engine, *many)
+        assert all(answers.tokens(request.id) == want.tokens(request.id) for request in many)
+
+
+def test_outputs_wait_for_the_answer_in_their_order() -> None:
+    """Of a request that was not said to be accepted yet; one that comes meanwhile is behind them."""
+    outbox = replica._Outbox.__new__(replica._Outbox)
+    outbox._letters, outbox._held, outbox._lock = queue.SimpleQueue(), {}, threading.Lock()
+    deliver, put, late = outbox.hold(1), outbox.put, []
+
+    def while_it_is_put(*letter: Any) -> None:
+        put(*letter)
+        if not late:  # the engine's thread, which waits for the lock
+            late.append(threading.Thread(target=deliver, args=("last",)))
+            late[0].start()
+            time.sleep(0.1)
+
+    outbox.put = while_it_is_put  # type: ignore[method-assign]
+    deliver("first")  # type: ignore[arg-type]
+    deliver("second")  # type: ignore[arg-type]
+    outbox.answer(1, None)
+    late[0].join()
+    assert [outbox._letters.get()[1] for _ in range(4)] == [1, "first", "second", "last"]  # type: ignore[index]
 
 
 # ---- processes that end
@@ -209,7 +250,7 @@ def test_the_last_process_is_killed(engine: Engine) -> None:
         ]
         assert answers.tokens("0") == want.tokens("0") and answers.tokens("1") == want.tokens("1")
         assert answers.wait("late")[0].finish_reason == "deadline"  # which counts from the first submission
-        assert 7.9 < time.monotonic() - began < 12
+        assert 7.9 < time.monotonic() - began < 14
 
 
 def test_a_request_that_ends_processes_ends_itself() -> None:
@@ -222,7 +263,7 @@ def test_a_request_that_ends_processes_ends_itself() -> None:
         last, of_other = answers.wait("deadly", "other", seconds=90)
         assert last.finish_reason == "error" and of_other.finish_reason == "length"
         assert str(last.error) == "3 engines ended while they answered this request"
-        assert isinstance(last.error, EngineFailed) and sum(router._restarts) == 3
+        assert isinstance(last.error, AnswerLost) and sum(router._restarts) == 3
 
 
 def test_an_engine_that_fails_is_replaced() -> None:
@@ -236,8 +277,8 @@ def test_an_engine_that_fails_is_replaced() -> None:
 @pytest.mark.parametrize("fault", ["stopped", "stuck"])
 def test_a_process_that_hangs(fault: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says nothing, or its engine makes no step: it is ended, and its requests go on."""
-    name = "SILENT_SECONDS" if fault == "stopped" else "STALLED_SECONDS"
-    monkeypatch.setattr(replica, name, 1.5)
+    monkeypatch.setattr(replica, "SILENT_LOOKS" if fault == "stopped" else "STALLED_LOOKS", 6)
+    monkeypatch.setattr(router_module, "LOOK_SECONDS", 0.5)
     request = requests(1, 60)[0]
     want = ask(engine, request)
     with router_of(1, "stuck" if fault == "stuck" else "") as router:
@@ -247,7 +288,7 @@ def test_a_process_that_hangs(fault: str, engine: Engine, monkeypatch: pytest.Mo
             answers.wait_for_tokens("0", 3)
             router._replicas[0].process.send_signal(signal.SIGSTOP)
         answers.wait("0", seconds=60)
-        assert answers.tokens("0") == want.tokens("0") and router._restarts == [1]
+        assert answers.tokens("0") == want.tokens("0") and router._restarts[0] >= 1
 
 
 def test_one_that_cannot_be_loaded() -> None:

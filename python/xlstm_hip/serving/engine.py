@@ -35,6 +35,10 @@ class EngineClosed(RuntimeError):
     """The engine takes no more requests: it was not started, was closed or has failed."""
 
 
+class AnswerLost(RuntimeError):
+    """What wrote an answer is gone, and the answer cannot go on elsewhere. A client is told these words."""
+
+
 class EngineFailed(RuntimeError):
     """The engine's thread failed. Its cause is the error."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -28,8 +29,11 @@ from .sending import sendable_error, sendable_output
 
 logger = logging.getLogger("xlstm_hip")
 SNAPSHOT_SECONDS = 0.25
-SILENT_SECONDS = 30.0  # without a word, of which there are some a second
-STALLED_SECONDS = 600.0  # for one step: the first ones compile and capture
+# Looks by the owner, about one a second, after which a replica hangs. By looks and not by the clock: while the owner
+# itself is stopped, or busy, nobody is to blame.
+SILENT_LOOKS = 30  # without a word, of which there are some a second
+STALLED_LOOKS = 600  # without a step: the first ones compile and capture
+LOADING_LOOKS = 3600
 ENGINE_FAILED = 70  # exit code: an internal software error, as sysexits.h has it
 SUBMITTING = 4  # threads: a structure's compilation may take seconds
 COMMAND = "from xlstm_hip.serving.replica import main; main()"
@@ -58,12 +62,13 @@ class Replica:
         self.number = number
         self.ready: Future[None] = Future()  # or why it could not be loaded
         self.snapshot: Snapshot | None = None  # some tenths of a second old
-        self._heard = self._stepped = time.monotonic()
+        self._silent = self._stalled = self._loading = 0  # looks
         self._on_outputs, self._on_ready, self._on_end = on_outputs, on_ready, on_end
         self._asked: dict[int, Future[None]] = {}
-        self._count = 0
+        self._count, self._gone = 0, False
         self._lock = threading.Lock()  # of these
-        self._writing = threading.Lock()
+        # A process that hangs does not read, and nobody may wait for it.
+        self._letters: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         ours, its = socket.socketpair()
         with its:
             self.process = subprocess.Popen(
@@ -74,50 +79,58 @@ class Replica:
             )
         self._pipe = Connection(ours.detach())
         self.ended = threading.Event()
-        self._send(load, number)
-        threading.Thread(target=self._read, name=f"xlstm_hip-replica-{number}", daemon=True).start()
+        self._letters.put((load, number))
+        self._writer = threading.Thread(target=self._write, name=f"xlstm_hip-to-replica-{number}", daemon=True)
+        self._writer.start()
+        self.reader = threading.Thread(target=self._read, name=f"xlstm_hip-replica-{number}", daemon=True)
+        self.reader.start()
 
     @property
     def is_up(self) -> bool:
-        return self.ready.done() and self.ready.exception() is None and not self.ended.is_set()
+        return self.ready.done() and self.ready.exception() is None and not self._gone
 
     def hangs(self) -> str:
-        """Why it should be ended, or nothing."""
-        now = time.monotonic()
-        if self.is_up and now - self._heard > SILENT_SECONDS:
-            return f"it has said nothing for {SILENT_SECONDS:.0f} s"
-        if self.is_up and now - self._stepped > STALLED_SECONDS:
-            return f"it has made no step for {STALLED_SECONDS:.0f} s"
-        return ""
+        """A look: why it should be ended, or nothing."""
+        if self._gone:
+            return ""
+        if not self.ready.done():
+            self._loading += 1
+            return "it is still being loaded" if self._loading > LOADING_LOOKS else ""
+        self._silent += 1
+        self._stalled += 1
+        if self._silent > SILENT_LOOKS:
+            return "it says nothing"
+        return "it makes no step" if self._stalled > STALLED_LOOKS else ""
 
     def submit(self, request: Request, on_accepted: Callable[[], None]) -> None:
         """As Engine.submit, or ReplicaDied. on_accepted is called before any of the request's outputs comes."""
         answer: Future[None] = Future()
         answer.add_done_callback(lambda answer: on_accepted() if answer.exception() is None else None)
         with self._lock:
+            if self._gone:
+                raise ReplicaDied(f"replica {self.number} has ended")
             self._count += 1
             ticket = self._count
             self._asked[ticket] = answer
-        self._send("submit", ticket, request)
+        self._letters.put(("submit", ticket, request))
         answer.result()
 
     def cancel(self, id: str) -> None:
-        self._send("cancel", id)
+        self._letters.put(("cancel", id))
 
-    def close(self, drain: bool, timeout: float | None) -> None:
-        """Has the engine closed and the process end, which on_end tells."""
-        self._send("close", drain, timeout)
+    def close(self) -> None:
+        """Has the engine closed, requests cancelled, and the process end, which on_end tells."""
+        self._letters.put(("close",))
 
-    def kill(self) -> None:
-        self.process.kill()
-
-    def _send(self, *message: Any) -> None:
-        try:
-            with self._writing:
-                self._pipe.send(message)
-        except OSError:  # the process has ended: the reading thread sees it, and answers what was asked
-            if message[0] == "submit":
-                self._answer(message[1], ReplicaDied(f"replica {self.number} has ended"))
+    def _write(self) -> None:
+        while (letter := self._letters.get()) is not None:
+            try:
+                self._pipe.send(letter)
+            except OSError:  # the process has ended, which the reading thread sees
+                return
+            except Exception as error:  # a request that cannot be pickled
+                if letter[0] == "submit":
+                    self._answer(letter[1], error)
 
     def _answer(self, ticket: int, error: Exception | None) -> None:
         with self._lock:
@@ -133,7 +146,7 @@ class Replica:
         try:
             while True:
                 kind, *rest = self._pipe.recv()
-                self._heard = time.monotonic()
+                self._silent = 0
                 if kind == "outputs":
                     self._on_outputs(self, *rest)
                 elif kind == "answer":
@@ -142,8 +155,9 @@ class Replica:
                     before, (self.snapshot,) = self.snapshot, rest
                     has_work = self.snapshot.running or self.snapshot.waiting
                     if before is None or self.snapshot.steps != before.steps or not has_work:
-                        self._stepped = self._heard
+                        self._stalled = 0
                 elif rest[0] is None:
+                    self._stalled = 0
                     self.ready.set_result(None)
                     self._on_ready(self)
                 else:
@@ -152,17 +166,22 @@ class Replica:
             pass
         except Exception:
             logger.exception("replica %d: what it sent was not understood, and it is ended", self.number)
-            self.process.kill()
+        self.process.kill()  # a thread of it may go on without the pipe
         code = self.process.wait()
         died = ReplicaDied(f"replica {self.number} has ended ({exit_text(code)})")
         if not self.ready.done():
             self.ready.set_exception(died)
         with self._lock:
-            asked = list(self._asked)
+            self._gone, asked = True, list(self._asked)
         for ticket in asked:
             self._answer(ticket, died)
-        self._on_end(self, code)
-        self.ended.set()
+        self._letters.put(None)
+        self._writer.join()
+        self._pipe.close()
+        try:
+            self._on_end(self, code)
+        finally:
+            self.ended.set()
 
 
 def exit_text(code: int) -> str:
@@ -182,6 +201,8 @@ def main() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):  # its owner gets them too, and closes it
         signal.signal(one, signal.SIG_IGN)
     pipe = Connection(int(sys.argv[1]))
+    os.set_inheritable(pipe.fileno(), False)  # or a child of this process would hold it open
+    threading.Thread(target=_end_with_owner, args=(pipe.fileno(),), name="xlstm_hip-owner", daemon=True).start()
     try:
         load, number = pipe.recv()
         engine = load(number)
@@ -200,8 +221,8 @@ def main() -> None:
             error = failed
         outbox.answer(ticket, error)
 
-    def close(drain: bool, timeout: float | None) -> None:
-        engine.close(drain, timeout)
+    def close() -> None:
+        engine.close(drain=False)
         outbox.close()
         os._exit(0)
 
@@ -215,7 +236,15 @@ def main() -> None:
         elif kind == "cancel":
             engine.cancel(*rest)
         else:
-            threading.Thread(target=close, args=rest, name="xlstm_hip-close", daemon=True).start()
+            threading.Thread(target=close, name="xlstm_hip-close", daemon=True).start()
+
+
+def _end_with_owner(pipe: int) -> None:
+    """Also while a model is loaded, and nothing is read from the pipe."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
 
 
 class _Outbox:
@@ -249,8 +278,9 @@ class _Outbox:
     def answer(self, ticket: int, error: Exception | None) -> None:
         with self._lock:
             self.put("answer", ticket, None if error is None else sendable_error(error))
-            for output in self._held.pop(ticket):
+            for output in self._held[ticket]:
                 self.put("output", output)
+            del self._held[ticket]  # last: from now on outputs do not ask for the lock
 
     def close(self) -> None:
         self._letters.put(None)

@@ -2,8 +2,8 @@
 """Several engines, each a process with the whole model, behind the interface of one.
 
 A request goes to the replica that has read its beginning, as long as that has not much more to do than others, and a
-session always to the same one. When a process ends, its requests go on in another after the tokens that were delivered,
-and the process is started again.
+session to the same one unless that has a whole engine's work more. When a process ends, its requests go on in another
+after the tokens that were delivered, and the process is started again.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import pickle
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .._core.checks import one_of, positive_int
 from .config import EngineConfig
-from .engine import Engine, EngineClosed, EngineFailed, QueueFull
+from .engine import AnswerLost, Engine, EngineClosed, EngineFailed, QueueFull
 from .metrics import Snapshot
 from .params import Output, Request
 from .prefix_cache import HashedTokens, as_array
@@ -29,8 +30,9 @@ from .replica import Replica, ReplicaDied, exit_text
 logger = logging.getLogger("xlstm_hip")
 MOST_BEGINNINGS = 65536  # that the router remembers
 MOST_DEATHS = 3  # of replicas at one request, which may be why
-MOST_STARTS, STARTS_SECONDS = 5, 600.0  # a replica that ends more often in this time is not started again
-LOOK_SECONDS = 1.0  # between looks for replicas that hang
+MOST_STARTS, STARTS_SECONDS = 5, 600.0  # a replica that was started as often in this time is not started again
+PAUSE_SECONDS = 1.0  # before the second start, twice as long before each further one
+LOOK_SECONDS = 1.0  # between looks at replicas that hang, and at requests that wait for one
 CLOSE_SECONDS = 30.0  # for a process to end after its engine's time is over
 
 
@@ -48,16 +50,19 @@ class Entry:
     cached: int = 0
     deaths: int = 0
 
+    @property
+    def left(self) -> float | None:
+        """Seconds until its deadline."""
+        deadline = self.request.deadline
+        return None if deadline is None else max(0.0, deadline - (time.monotonic() - self.came))
+
     def rest(self) -> Request:
         """What is left to do."""
-        deadline = self.request.deadline
-        if deadline is not None:
-            deadline = max(0.0, deadline - (time.monotonic() - self.came))
         answered = (*self.request.answered, *self.answered)
-        return dataclasses.replace(self.request, answered=answered, deadline=deadline)
+        return dataclasses.replace(self.request, answered=answered, deadline=self.left)
 
-    def too_many_deaths(self) -> EngineFailed:
-        return EngineFailed(f"{self.deaths} engines ended while they answered this request")
+    def too_many_deaths(self) -> AnswerLost:
+        return AnswerLost(f"{self.deaths} engines ended while they answered this request")
 
     def end(self, reason: str, error: Exception | None = None) -> Output:
         """Its last output, where no engine gives one."""
@@ -72,33 +77,49 @@ class Router:
 
     load      called in each process with its number from 0 on: returns an Engine with this configuration, started. A
               function of a module, or a functools.partial of one, as it is pickled
+    config    its limits are those of each engine
     """
 
     def __init__(self, load: Callable[[int], Engine], count: int, config: EngineConfig) -> None:
         positive_int("count", count)
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config: expected an EngineConfig, got {config!r}")
+        if not callable(load):
+            raise ValueError(f"load: expected a function of a replica's number, got {load!r}")
+        try:
+            pickle.dumps(load)
+        except Exception as error:
+            raise ValueError(f"load: expected a function of a module, which can be pickled: {error}") from None
         self._load, self._chunk, self._slots = load, config.prefill_chunk, config.slots
         self._entries: dict[str, Entry] = {}
         self._loads: dict[Replica, int] = {}  # of those that are up: requests that each has
         self._begun: OrderedDict[bytes, set[Replica]] = OrderedDict()  # by beginning: who has read it
-        self._without: list[Entry] = []  # no replica was up when theirs ended
+        self._without: list[Entry] = []  # accepted, and no replica has them
         self._starts: list[list[float]] = [[] for _ in range(count)]
         self._lost: set[int] = set()  # numbers of replicas that are not started again
         self._restarts, self._continued = [0] * count, [0] * count
-        self._started = self._closing = False
+        self._replicas: list[Replica] = []
+        self._started = self._draining = self._closing = False
         self._changed = threading.Condition()
-        self._replicas = [self._start_replica(number) for number in range(count)]
 
     def start(self) -> Router:
         """Waits until all engines run. Raises what the first one that does not has to say, and ends the others."""
+        with self._changed:
+            if self._replicas:
+                raise RuntimeError("start: expected a router that was not started before")
+            for number in range(len(self._starts)):
+                self._replicas.append(self._start_replica(number))
         try:
             for replica in self._replicas:
                 replica.ready.result()
         except BaseException:
             self.close(drain=False)
             raise
-        self._started = True
+        with self._changed:
+            self._started = True
+            ended = [replica for replica in self._replicas if not replica.is_up]
+        for replica in ended:
+            self._start_again(replica)
         threading.Thread(target=self._look, name="xlstm_hip-router", daemon=True).start()
         return self
 
@@ -113,7 +134,7 @@ class Router:
             request = dataclasses.replace(request, params=params)
         entry = Entry(request, on_output, time.monotonic())
         with self._changed:
-            if self._closing or not self.healthy:
+            if not self._started or self._draining or not self.healthy:
                 raise EngineClosed(f"submit: expected engines that run, but they {self._state()}")
             if request.id in self._entries:
                 raise ValueError(f"id: expected one that no unfinished request has, got {request.id!r}")
@@ -123,6 +144,7 @@ class Router:
         except BaseException:
             with self._changed:
                 self._entries.pop(request.id, None)
+                self._changed.notify_all()
             raise
 
     def cancel(self, request_id: str) -> None:
@@ -133,39 +155,43 @@ class Router:
                 return
             entry.cancelled = True
             replica = entry.replica if entry.accepted else None
-            homeless = entry in self._without
-            if homeless:
+            waits = entry in self._without
+            if waits:
                 self._without.remove(entry)
         if replica is not None:
             replica.cancel(request_id)
-        elif homeless:
+        elif waits:
             self._finish(entry, "cancelled")
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """As Engine.close, of all engines; their processes end."""
         one_of("drain", drain, (True, False))
+        if any(threading.current_thread() is replica.reader for replica in self._replicas):
+            raise RuntimeError("close: expected a call from another thread than on_output's, which it waits for")
         with self._changed:
+            self._draining = True
+            if drain:
+                self._changed.wait_for(lambda: not self._entries or not self.healthy, timeout)
             self._closing = True
             self._changed.notify_all()
             replicas, without, self._without = [*self._replicas], self._without, []
         for replica in replicas:
             if replica.is_up:
-                replica.close(drain, timeout)
+                replica.close()
             else:
                 replica.process.kill()
         for entry in without:
             self._finish(entry, "cancelled")
-        # A drain without a timeout takes as long as it takes.
-        end = None if drain and timeout is None else time.monotonic() + CLOSE_SECONDS + (timeout or 0)
+        end = time.monotonic() + CLOSE_SECONDS
         for replica in replicas:
-            if not replica.ended.wait(None if end is None else max(0.0, end - time.monotonic())):
+            if not replica.ended.wait(max(0.0, end - time.monotonic())):
                 replica.process.kill()
-                replica.ended.wait()
+                replica.ended.wait(CLOSE_SECONDS)
 
     @property
     def healthy(self) -> bool:
         """Whether an engine runs or is being started."""
-        return not self._closing and len(self._lost) < len(self._starts)
+        return bool(self._replicas) and not self._closing and len(self._lost) < len(self._starts)
 
     def metrics(self) -> dict[str, Snapshot]:
         """Of the engines that run, by their numbers; some tenths of a second old."""
@@ -191,27 +217,28 @@ class Router:
     def _place(self, entry: Entry) -> None:
         """Has a replica accept the request. Raises why none did."""
         refused: set[Replica] = set()
-        why: Exception = QueueFull("submit: all engines are being started again")
+        why: Exception | None = None
         while True:
             with self._changed:
                 replica = self._chosen(entry.request, refused)
                 if replica is None:
-                    raise why
+                    if self._closing:
+                        raise EngineClosed(f"submit: expected engines that run, but they {self._state()}")
+                    raise why or QueueFull("submit: all engines are being started again")
                 entry.replica, entry.accepted = replica, False
                 self._loads[replica] += 1
             try:
-                replica.submit(entry.rest(), lambda: self._accepted(entry))  # noqa: B023, as it returns first
+                replica.submit(entry.rest(), lambda: self._accepted(entry))
                 return
-            except (QueueFull, EngineClosed, ReplicaDied) as error:
+            except BaseException as error:
+                self._count_off(entry)
+                if not isinstance(error, (QueueFull, EngineClosed, ReplicaDied)):
+                    raise
                 why = error if isinstance(error, QueueFull) else why
                 refused.add(replica)
-                self._count_off(replica)
                 entry.deaths += isinstance(error, ReplicaDied)
                 if entry.deaths >= MOST_DEATHS:
                     raise entry.too_many_deaths() from None
-            except BaseException:
-                self._count_off(replica)
-                raise
 
     def _accepted(self, entry: Entry) -> None:
         with self._changed:
@@ -239,14 +266,14 @@ class Router:
         nearest = min(known, key=lambda replica: (self._loads[replica], replica.number)) if known else least
         if self._loads[nearest] > self._loads[least] + max(1, self._slots // 4):
             nearest = least
-        begun.intersection_update(self._loads)
         begun.add(nearest)
         return nearest
 
-    def _count_off(self, replica: Replica | None) -> None:
+    def _count_off(self, entry: Entry) -> None:
         with self._changed:
-            if replica in self._loads:
-                self._loads[replica] -= 1
+            if entry.replica in self._loads:
+                self._loads[entry.replica] -= 1
+            entry.replica = None
 
     # ---- what replicas say, from the thread of each
 
@@ -257,9 +284,8 @@ class Router:
     def _is_ready(self, replica: Replica) -> None:
         with self._changed:
             self._loads[replica] = 0
-            without, self._without = self._without, []
         # Not in this thread, which reads the replica's answers.
-        threading.Thread(target=self._go_on_elsewhere, args=(without,), daemon=True).start()
+        threading.Thread(target=self._place_those_without, daemon=True).start()
 
     def _take(self, replica: Replica, outputs: list[Output]) -> None:
         for output in outputs:
@@ -277,58 +303,88 @@ class Router:
     def _has_ended(self, replica: Replica, code: int) -> None:
         with self._changed:
             self._loads.pop(replica, None)
+            for begun in self._begun.values():
+                begun.discard(replica)
             orphans = [one for one in self._entries.values() if one.replica is replica and one.accepted]
             for entry in orphans:
                 entry.deaths += 1
                 entry.replica, entry.accepted = None, False
             closing = self._closing
+            if not closing:
+                self._without.extend(orphans)
         if closing:
             for entry in orphans:
                 self._finish(entry, "cancelled")
             return
-        logger.error(
-            "replica %d ended (%s); its %d requests go on elsewhere", replica.number, exit_text(code), len(orphans)
-        )
-        self._start_again(replica.number)
-        self._go_on_elsewhere(orphans)
+        why = replica.ready.exception() or exit_text(code)
+        logger.error("replica %d ended (%s); its %d requests go on elsewhere", replica.number, why, len(orphans))
+        self._place_those_without()
+        self._start_again(replica)
 
-    def _look(self) -> None:
-        with self._changed:
-            while not self._changed.wait_for(lambda: self._closing, LOOK_SECONDS):
-                for replica in self._replicas:
-                    why = replica.hangs()
-                    if why:
-                        logger.error("replica %d is ended: %s", replica.number, why)
-                        replica.process.kill()
-
-    def _start_again(self, number: int) -> None:
+    def _start_again(self, ended: Replica) -> None:
+        """After a pause, in the place of the one that ended."""
+        number = ended.number
         with self._changed:
             starts = self._starts[number]
             starts[:] = [at for at in starts if time.monotonic() - at < STARTS_SECONDS]
-            if len(starts) >= MOST_STARTS:
-                logger.error("replica %d ended %d times in a short time, and is not started again", number, len(starts))
-                self._lost.add(number)
-            elif self._started and not self._closing:
-                self._restarts[number] += 1
-                self._replicas[number] = self._start_replica(number)
+            pause = 0.0 if len(starts) < 2 else PAUSE_SECONDS * 2 ** (len(starts) - 2)
+            if not self._started or self._replicas[number] is not ended:
+                return
+            if len(starts) < MOST_STARTS:
+                if self._changed.wait_for(lambda: self._closing, pause) or self._replicas[number] is not ended:
+                    return
+                try:
+                    self._replicas[number] = self._start_replica(number)
+                    self._restarts[number] += 1
+                    return
+                except OSError as error:
+                    logger.error("replica %d cannot be started: %s", number, error)
+            logger.error("replica %d was started %d times in a short time, and is not again", number, len(starts))
+            self._lost.add(number)
+            self._changed.notify_all()
             without = [] if self.healthy else self._without
             if without:
                 self._without = []
         for entry in without:
             self._finish(entry, "error", EngineFailed("no engine is left"))
 
-    def _go_on_elsewhere(self, entries: Iterable[Entry]) -> None:
+    # ---- requests without a replica, and replicas that hang
+
+    def _look(self) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing, LOOK_SECONDS):
+                    return
+                for replica in self._replicas:
+                    why = replica.hangs()
+                    if why:
+                        logger.error("replica %d is ended: %s", replica.number, why)
+                        replica.process.kill()
+            self._place_those_without()
+
+    def _place_those_without(self) -> None:
+        """Those that find no place, as queues are full or engines are being started, wait for the next look."""
+        with self._changed:
+            entries, self._without = self._without, []
         for entry in entries:
-            if entry.cancelled:
-                self._finish(entry, "cancelled")
-                continue
-            if entry.deaths >= MOST_DEATHS:
-                self._finish(entry, "error", entry.too_many_deaths())
-                continue
+            self._go_on(entry)
+
+    def _go_on(self, entry: Entry) -> None:
+        if entry.cancelled or entry.left == 0:
+            self._finish(entry, "cancelled" if entry.cancelled else "deadline")
+        elif entry.deaths >= MOST_DEATHS:
+            self._finish(entry, "error", entry.too_many_deaths())
+        else:
             try:
                 self._place(entry)
             except (QueueFull, EngineClosed) as error:
-                self._wait_or_end(entry, error)
+                with self._changed:
+                    waits = self.healthy and not entry.cancelled
+                    if waits:
+                        self._without.append(entry)
+                if not waits:
+                    cancelled = self._closing or entry.cancelled
+                    self._finish(entry, "cancelled" if cancelled else "error", None if cancelled else error)
             except Exception as error:
                 self._finish(entry, "error", error)
             else:
@@ -336,21 +392,10 @@ class Router:
                     if entry.replica is not None:  # else it has ended meanwhile
                         self._continued[entry.replica.number] += 1
 
-    def _wait_or_end(self, entry: Entry, error: Exception) -> None:
-        """Where no engine takes an accepted request now, it waits for the one that is being started."""
-        with self._changed:
-            entry.replica = None
-            waits = len(self._loads) < len(self._starts) - len(self._lost) and not (self._closing or entry.cancelled)
-            if waits:
-                self._without.append(entry)
-        if not waits:
-            cancelled = self._closing or entry.cancelled
-            self._finish(entry, "cancelled" if cancelled else "error", None if cancelled else error)
-
     # ---- ends
 
     def _forget(self, entry: Entry) -> None:
-        self._count_off(entry.replica)
+        self._count_off(entry)
         with self._changed:
             self._entries.pop(entry.request.id, None)
             self._changed.notify_all()
@@ -364,7 +409,16 @@ class Router:
             entry.on_output(output)
         except Exception as error:
             logger.warning("on_output of request %s failed: %s: %s", output.id, type(error).__name__, error)
-            self.cancel(output.id)
+            if output.finish_reason is not None:
+                return
+            replica = entry.replica
+            self._forget(entry)
+            if replica is not None:
+                replica.cancel(output.id)
+            try:
+                entry.on_output(entry.end("error", error))
+            except Exception:
+                logger.warning("on_output of request %s failed for its last output, too", output.id)
 
     def _state(self) -> str:
-        return "are closed" if self._closing else "have failed"
+        return "were not started" if not self._replicas else "are closed" if self._draining else "have failed"

@@ -211,9 +211,10 @@ class Stepper:
         self._go_on_from_cache(running, ready)
         if not running.began:
             running.began = True
-            hit = running.cached > 0
-            self.counts.prefix_hits += hit
-            self.counts.prefix_misses += not hit
+            if not request.answered:  # else another engine has counted it
+                hit = running.cached > 0
+                self.counts.prefix_hits += hit
+                self.counts.prefix_misses += not hit
 
     def _go_on_from_cache(self, running: RunningRequest, ready: Ready) -> None:
         kept = self.cache.longest(running.to_read, running.read, len(running.to_read))
@@ -341,9 +342,9 @@ class Stepper:
                 self._add(running, one, logits, row, now)
 
     def _add(self, running: RunningRequest, drawn: Drawn, logits: Tensor, row: int, now: float) -> None:
-        if running.last_token_at is None:
+        if running.last_token_at is None and not running.request.answered:
             self.counts.time_to_first_token.add(now - running.arrived)
-        else:
+        elif running.last_token_at is not None:
             self.counts.inter_token_latency.add(now - running.last_token_at)
         running.last_token_at = now
         self.counts.tokens_generated += 1

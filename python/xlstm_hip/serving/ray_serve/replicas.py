@@ -21,11 +21,10 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 
 from ..admission import Admission
-from ..engine import EngineClosed, EngineFailed, QueueFull
+from ..engine import AnswerLost, EngineClosed, EngineFailed, QueueFull
 from ..metrics import Snapshot
 from ..params import Output, Request
 from ..server.logs import say
-from ..server.served import AnswerLost
 from .attempt import Attempt
 
 MOST_ATTEMPTS = 5  # a request that ends the process that reads it must not end all

@@ -12,10 +12,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from ..engine import AnswerLost
 from ..params import Output, Request
 from .errors import ApiError
 from .logs import say
-from .served import AnswerLost, EngineLike
+from .served import EngineLike
 
 LEFT, SLOW, ENDED = "left", "slow", "ended"  # why a generation was stopped: the client left, does not read; all is said
 

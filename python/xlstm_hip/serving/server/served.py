@@ -32,10 +32,6 @@ class EngineLike(Protocol):
     def healthy(self) -> bool: ...
 
 
-class AnswerLost(RuntimeError):
-    """What wrote an answer is gone, and the answer cannot go on elsewhere. A client is told these words."""
-
-
 @dataclass(frozen=True)
 class Served:
     """

@@ -42,7 +42,7 @@ class ServerState:
         return self._mailbox
 
     def snapshots(self) -> Mapping[str, Snapshot]:
-        """Of the engine, by replica. None while the model is loaded, or no replica of it is there."""
+        """Of the engine, by replica: none while the model is being loaded, or no replica is there."""
         return {} if self.served is None else self.served.snapshots()
 
     def status(self) -> str:
