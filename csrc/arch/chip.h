@@ -10,19 +10,16 @@
 
 namespace xlstm::gpu {
 
-// The floats of 8 bits that a chip has matrix products of.
-enum class Float8Products { none, e4m3fn, e4m3fnuz };
-inline Float8Products float8_products_of(const std::string& arch) {
-  if (arch.rfind("gfx942", 0) == 0) return Float8Products::e4m3fnuz;
-  return arch.rfind("gfx950", 0) == 0 ? Float8Products::e4m3fn : Float8Products::none;
-}
+// Whether kernels here multiply floats of 8 bits as they lie, of e4m3fnuz. gfx950 has products of e4m3fn, too, which
+// nothing here can execute: what is not executed is not used.
+inline bool multiplies_float8(const std::string& arch) { return arch.rfind("gfx942", 0) == 0; }
 
 struct Chip {
   Family family;
   int compute_units;  // as in DeviceFacts
   int lds_bytes;      // that a block may have
   bool hopper;        // has the features of arch/hopper/hopper.h, and the library has code for it
-  Float8Products float8_products = Float8Products::none;  // that kernels here make
+  bool multiplies_float8 = false;
 };
 
 // The family, from HIP's or CUDA's name of the arch: "gfx942:sramecc+", "sm_90". Chips of AMD's gfx9 have waves of 64.
@@ -34,7 +31,7 @@ inline Family family_of(const std::string& arch) {
 
 inline Chip chip_of(const DeviceFacts& device) {
   return {family_of(device.arch), device.compute_units, device.lds_bytes, std::string(device.arch) == "sm_90",
-          float8_products_of(device.arch)};
+          multiplies_float8(device.arch)};
 }
 
 // The current device. When the library has no code for the device it throws std::runtime_error, which names the

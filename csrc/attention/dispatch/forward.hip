@@ -66,8 +66,8 @@ bool is_mla(const xlstm_attention_forward& p) {
   return same && has_mla_dims(p.in.dqk, p.in.dv);
 }
 bool multiplies(const Chip& chip, xlstm_dtype dtype) {
-  if (dtype == XLSTM_FLOAT8_E4M3FN) return chip.float8_products == Float8Products::e4m3fn;
-  return dtype != XLSTM_FLOAT8_E4M3FNUZ || chip.float8_products == Float8Products::e4m3fnuz;
+  if (dtype == XLSTM_FLOAT8_E4M3FN) return false;
+  return dtype != XLSTM_FLOAT8_E4M3FNUZ || chip.multiplies_float8;
 }
 void check_mla(const xlstm_attention_forward& p, const Chip& chip) {
   const xlstm_attention& in = p.in;
