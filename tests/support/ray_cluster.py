@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 
 from support.served_model import DEMO
-from support.serving import until
+from support.serving import free_port, until
 from xlstm_hip.serving.ray_serve import application, build_app
 from xlstm_hip.serving.ray_serve.replica import EngineReplica
 
@@ -51,12 +50,6 @@ class BreakableReplica(EngineReplica):
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # replicas do not import from tests/
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class ServeCluster:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -113,6 +114,12 @@ def until(true: Callable[[], object], seconds: float = 20.0) -> None:
     while not true():
         assert time.monotonic() < end, f"still not true after {seconds} s"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def start_engine(changes: dict[str, Any], fault: str, number: int) -> Engine:

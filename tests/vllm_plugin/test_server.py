@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: ./scripts/test vllm")
 
-from support.http_server import until  # noqa: E402
+from support.serving import free_port, until  # noqa: E402
 from support.vllm_engine import Answer, Truth, check_answers, demo_checkpoint  # noqa: E402
 
 PROMPT = "In the beginning"
@@ -31,12 +30,6 @@ def vllm_serve(folder: Path, port: int, log: Path, *options: object) -> subproce
         return subprocess.Popen(
             list(map(str, command)), env=environment, stdout=output, stderr=output, start_new_session=True
         )
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

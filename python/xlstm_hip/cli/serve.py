@@ -238,7 +238,7 @@ def engine_device(args: argparse.Namespace, number: int) -> str:
     return device if device == "cpu" else f"cuda:{number}"
 
 
-def start_engine(args: argparse.Namespace, folder: Path, config: EngineConfig, number: int) -> Engine:
+def start_engine(args: argparse.Namespace, folder: Path, config: EngineConfig, number: int = 0) -> Engine:
     """The engine of this number, in the process that has it."""
     bound_torch_caches()
     if args.engines > 1:
@@ -326,7 +326,7 @@ def run(args: argparse.Namespace) -> int:
     def load_served() -> server.Served:
         model_config, special_tokens = read_config(folder, with_gate_of_kernel=False)
         start = functools.partial(start_engine, args, folder, config)
-        engine = start(0) if args.engines == 1 else Router(start, args.engines, config).start()
+        engine = start() if args.engines == 1 else Router(start, args.engines, config).start()
         tokenizer = load_tokenizer(folder, model_config.vocab_size)
         return served_of(args, folder, tokenizer, special_tokens, model_config.vocab_size, engine)
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -214,6 +215,13 @@ class Request:
             raise ValueError(
                 f"answered: expected fewer tokens than max_tokens = {self.params.max_tokens}, got {len(self.answered)}"
             )
+
+
+def seeded(request: Request) -> Request:
+    """The request with a seed, its own or any: its answer can go on elsewhere."""
+    if request.params.seed is not None:
+        return request
+    return replace(request, params=replace(request.params, seed=secrets.randbits(63)))
 
 
 class Output(NamedTuple):

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import logging
 import pickle
-import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -23,7 +22,7 @@ from .._core.checks import one_of, positive_int
 from .config import EngineConfig
 from .engine import AnswerLost, Engine, EngineClosed, EngineFailed, QueueFull
 from .metrics import Snapshot
-from .params import Output, Request
+from .params import Output, Request, seeded
 from .prefix_cache import HashedTokens, as_array
 from .replica import Replica, ReplicaDied, exit_text
 
@@ -129,10 +128,7 @@ class Router:
             raise ValueError(f"request: expected a Request, got {request!r}")
         if not callable(on_output):
             raise ValueError(f"on_output: expected a function of an Output, got {on_output!r}")
-        if request.params.seed is None:  # the answer may have to go on elsewhere
-            params = dataclasses.replace(request.params, seed=secrets.randbits(63))
-            request = dataclasses.replace(request, params=params)
-        entry = Entry(request, on_output, time.monotonic())
+        entry = Entry(seeded(request), on_output, time.monotonic())
         with self._changed:
             if not self._started or self._draining or not self.healthy:
                 raise EngineClosed(f"submit: expected engines that run, but they {self._state()}")

@@ -11,16 +11,14 @@ from collections.abc import AsyncIterator
 import ray
 from ray import serve
 
-from ...cli.common import default_device_name, load
-from ...cli.serve import engine_config, folder_of
-from ...models.tokenizer import load_tokenizer
+from ...cli.common import default_device_name
+from ...cli.serve import engine_config, folder_of, start_engine
 from ..engine import Engine
 from ..metrics import Snapshot
 from ..params import Output
 from ..sending import sendable_output
 from ..server.generation import ENDED, Generation, Mailbox
 from ..server.logs import set_up
-from ..torch_caches import bound_torch_caches
 from .attempt import Attempt
 
 NO_LIMIT = 1 << 31  # max_ongoing_requests bounds what a replica gets, the ingress what waits before
@@ -38,12 +36,8 @@ class EngineReplica:
                 f"ray_actor_options: expected num_gpus for a model on the device {device!r}, got none; without GPUs "
                 "the option is device: cpu"
             )
-        bound_torch_caches()
-        folder = folder_of(args)
-        model = load("model", folder, args)
-        tokenizer = load_tokenizer(folder, model.config.vocab_size)
         config = dataclasses.replace(engine_config(args), max_waiting=NO_LIMIT)
-        self._engine = Engine(model, tokenizer, config).start()
+        self._engine = start_engine(args, folder_of(args), config)
         self._mailbox: Mailbox | None = None
 
     async def answer(self, attempt: Attempt) -> AsyncIterator[str | list[Output]]:

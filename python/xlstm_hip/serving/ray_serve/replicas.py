@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from ..admission import Admission
 from ..engine import AnswerLost, EngineClosed, EngineFailed, QueueFull
 from ..metrics import Snapshot
-from ..params import Output, Request
+from ..params import Output, Request, seeded
 from ..server.logs import say
 from .attempt import Attempt
 
@@ -157,16 +156,14 @@ class Replicas:
             task.cancel()
 
     async def _attempts(self, request: Request, delivered: _Delivered, on_output: Callable[[Output], None]) -> None:
-        params = request.params
-        if params.seed is None:
-            params = dataclasses.replace(params, seed=secrets.randbits(63))
+        request = seeded(request)
         began, avoid, why = self._loop.time(), set[str](), ""
         for number in range(MOST_ATTEMPTS):
             left = None if request.deadline is None else request.deadline - (self._loop.time() - began)
             if left is not None and left <= 0:
                 raise asyncio.TimeoutError
             attempt = dataclasses.replace(
-                request, id=f"{request.id}-{number}", params=params, deadline=left, answered=delivered.tokens
+                request, id=f"{request.id}-{number}", deadline=left, answered=delivered.tokens
             )
             try:
                 await self._attempt(Attempt(attempt, frozenset(avoid)), request.id, delivered, on_output)
