@@ -33,7 +33,20 @@ from .mlstm import (
 from .mlstm.describe import describe
 
 if TYPE_CHECKING:
-    from . import attention, bench, hf, layers, mlstm, models, plans, quantize, reference, tune  # noqa: F401
+    from . import (  # noqa: F401
+        attention,
+        bench,
+        hf,
+        layers,
+        mlstm,
+        models,
+        plans,
+        quantize,
+        ray_serve,
+        reference,
+        serving,
+        tune,
+    )
 
 __all__ = [
     "KernelInfo",
@@ -71,7 +84,9 @@ PUBLIC_MODULES = {
     "models": "xLSTM-7B's architecture, checkpoints, generation",
     "plans": "tables of tuned launch plans",
     "quantize": "weights of 8 and 4 bits",
+    "ray_serve": "the server on many machines, by Ray Serve",
     "reference": "the mLSTM in plain torch",
+    "serving": "many requests at a time on one model",
     "tune": "searching for launch plans",
 }
 

@@ -14,11 +14,12 @@ import xlstm_hip
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(xlstm_hip.PUBLIC_MODULES)
+NEEDS = {"hf": "transformers", "ray_serve": "ray.serve"}
 
 
 def module(name: str) -> object:
-    if name == "hf":
-        pytest.importorskip("transformers")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     return getattr(xlstm_hip, name)
 
 

@@ -20,13 +20,13 @@ from ray.serve.request_router import PendingRequest, ReplicaID
 from support.served_model import DEMO
 from xlstm_hip.models.text import TokenLogprob
 from xlstm_hip.models.tokenizer import BYTES
+from xlstm_hip.ray_serve import build_app, options, replicas
+from xlstm_hip.ray_serve.attempt import Attempt
+from xlstm_hip.ray_serve.replica import EngineReplica
+from xlstm_hip.ray_serve.replicas import MOST_ATTEMPTS, Replicas
+from xlstm_hip.ray_serve.router import StickyRouter, keys_of
 from xlstm_hip.serving import EngineClosed, EngineConfig, EngineFailed, Output, QueueFull, Request, SamplingParams
 from xlstm_hip.serving.admission import Admission
-from xlstm_hip.serving.ray_serve import build_app, options, replicas
-from xlstm_hip.serving.ray_serve.attempt import Attempt
-from xlstm_hip.serving.ray_serve.replica import EngineReplica
-from xlstm_hip.serving.ray_serve.replicas import MOST_ATTEMPTS, Replicas
-from xlstm_hip.serving.ray_serve.router import StickyRouter, keys_of
 from xlstm_hip.serving.sending import sendable_output
 from xlstm_hip.serving.server.generation import failure_of
 from xlstm_hip.serving.structure import Structures
@@ -75,9 +75,9 @@ def test_options_are_those_of_the_command() -> None:
 
 @pytest.mark.parametrize("package", ["ray", "grpc"])
 def test_without_the_extra(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; import xlstm_hip.serving.ray_serve"
+    code = f"import sys; sys.modules[{package!r}] = None; import xlstm_hip.ray_serve"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    words = f'xlstm_hip.serving.ray_serve needs {package}: pip install "xlstm_hip[ray-serve]"'
+    words = f'xlstm_hip.ray_serve needs {package}: pip install "xlstm_hip[ray-serve]"'
     assert done.returncode == 1 and done.stderr.strip().endswith(words), done.stderr
 
 

@@ -23,8 +23,8 @@ from support.ray_cluster import OPTIONS, Client, ServeCluster, body, two_nodes
 from support.served_model import DEMO
 from support.serving import until
 from xlstm_hip.models import load_pretrained, load_tokenizer
+from xlstm_hip.ray_serve import build_app
 from xlstm_hip.serving import Engine, EngineConfig
-from xlstm_hip.serving.ray_serve import build_app
 from xlstm_hip.serving.server import Limits, Served
 
 LONG = 1200  # tokens of an answer that is still being written when a test does something to it

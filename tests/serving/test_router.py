@@ -263,7 +263,8 @@ def test_a_request_that_ends_processes_ends_itself() -> None:
         last, of_other = answers.wait("deadly", "other", seconds=90)
         assert last.finish_reason == "error" and of_other.finish_reason == "length"
         assert str(last.error) == "3 engines ended while they answered this request"
-        assert isinstance(last.error, AnswerLost) and sum(router._restarts) == 3
+        assert isinstance(last.error, AnswerLost)
+        until(lambda: sum(router._restarts) == 3)  # the third starts while the other request ends
 
 
 def test_an_engine_that_fails_is_replaced() -> None:

@@ -22,8 +22,8 @@ from ray.serve.context import _get_global_client
 
 from support.served_model import DEMO
 from support.serving import free_port, until
-from xlstm_hip.serving.ray_serve import application, build_app
-from xlstm_hip.serving.ray_serve.replica import EngineReplica
+from xlstm_hip.ray_serve import application, build_app
+from xlstm_hip.ray_serve.replica import EngineReplica
 
 ENGINE = {
     "num_replicas": 2, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1},

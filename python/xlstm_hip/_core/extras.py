@@ -19,6 +19,7 @@ EXTRA_OF = {
     "starlette": "serve",
     "pydantic": "serve",
     "uvicorn": "serve",
+    "h11": "serve",
     "prometheus_client": "serve",
     "opentelemetry": "otel",
     "xgrammar": "structured",

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ...cli import serve
+from ..cli import serve
 
 ELSEWHERE = {
     "host": "http_options of Serve have it",

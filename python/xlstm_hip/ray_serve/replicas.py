@@ -19,11 +19,11 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from ..admission import Admission
-from ..engine import AnswerLost, EngineClosed, EngineFailed, QueueFull
-from ..metrics import Snapshot
-from ..params import Output, Request, seeded
-from ..server.logs import say
+from ..serving.admission import Admission
+from ..serving.engine import AnswerLost, EngineClosed, EngineFailed, QueueFull
+from ..serving.metrics import Snapshot
+from ..serving.params import Output, Request, seeded
+from ..serving.server.logs import say
 from .attempt import Attempt
 
 MOST_ATTEMPTS = 5  # a request that ends the process that reads it must not end all

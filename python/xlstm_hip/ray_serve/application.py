@@ -11,13 +11,14 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from ...cli.serve import engine_config
-from ...cli.writing import check_template_option
+from ..cli.serve import engine_config
+from ..cli.writing import check_template_option
 from . import options
 from .ingress import Ingress
 from .replica import EngineReplica
+from .router import StickyRouter
 
-ROUTER = "xlstm_hip.serving.ray_serve.router.StickyRouter"
+ROUTER = f"{StickyRouter.__module__}.{StickyRouter.__qualname__}"
 SHUTDOWN_SECONDS = 120.0  # for answers that run in a replica that is to end
 STARTS = 3  # a model that cannot be loaded is not tried twenty times
 MANY = 1 << 16

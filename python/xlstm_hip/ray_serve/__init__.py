@@ -4,9 +4,9 @@
 It needs the packages of the extra `ray-serve`.
 """
 
-from ...cli.serve import check_packages
+from ..cli.serve import check_packages
 
-NEEDED_BY = "xlstm_hip.serving.ray_serve"
+NEEDED_BY = "xlstm_hip.ray_serve"
 
 check_packages(NEEDED_BY)
 try:
@@ -19,3 +19,7 @@ except ModuleNotFoundError as error:
 from .application import build_app  # noqa: E402
 
 __all__ = ["build_app"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 import ray
 from ray import serve
 
-from ...cli.common import default_device_name
-from ...cli.serve import engine_config, folder_of, start_engine
-from ..engine import Engine
-from ..metrics import Snapshot
-from ..params import Output
-from ..sending import sendable_output
-from ..server.generation import ENDED, Generation, Mailbox
-from ..server.logs import set_up
+from ..cli.common import default_device_name
+from ..cli.serve import engine_config, folder_of, start_engine
+from ..serving.engine import Engine
+from ..serving.metrics import Snapshot
+from ..serving.params import Output
+from ..serving.sending import sendable_output
+from ..serving.server.generation import ENDED, Generation, Mailbox
+from ..serving.server.logs import set_up
 from .attempt import Attempt
 
 NO_LIMIT = 1 << 31  # max_ongoing_requests bounds what a replica gets, the ingress what waits before

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..params import Request
+from ..serving.params import Request
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
-from ...cli.serve import engine_config, folder_of, keys_of, limits_of, served_of
-from ...models.config_files import read_config
-from ...models.tokenizer import load_tokenizer
-from ..admission import Admission
-from ..server import ServerState, create_app
-from ..server.logs import set_up
-from ..server.tracing import Spans
-from ..structure import Structures
+from ..cli.serve import engine_config, folder_of, keys_of, limits_of, served_of
+from ..models.config_files import read_config
+from ..models.tokenizer import load_tokenizer
+from ..serving.admission import Admission
+from ..serving.server import ServerState, create_app
+from ..serving.server.logs import set_up
+from ..serving.server.tracing import Spans
+from ..serving.structure import Structures
 from .replicas import Replicas
 
 

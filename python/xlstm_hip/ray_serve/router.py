@@ -8,8 +8,8 @@ from collections import OrderedDict
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ..params import Request
-from ..prefix_cache import HashedTokens, as_array
+from ..serving.params import Request
+from ..serving.prefix_cache import HashedTokens, as_array
 from .attempt import Attempt
 
 MOST_CHUNKS = 64  # of a prompt that count: texts that begin alike for longer are one conversation
