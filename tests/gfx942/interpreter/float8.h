@@ -43,8 +43,8 @@ uint32_t rounded8(float a) {
 }
 
 // To nearest even. What rounds to more than the largest number is NaN, infinities too: MODE.fp16_ovfl, which would make
-// it the largest number, cannot be set here. So in both formats, by the non-saturating conversions of AMD's emulator
-// rocjitsu (ROCm/rocm-systems, data_types.h) and by what triton-lang/triton#7337 cites of the ISA.
+// it the largest number, cannot be set here. AMD's document of CDNA4 was not at hand; its emulator rocjitsu has this in
+// data_types.h (ROCm/rocm-systems), and triton-lang/triton#7337 says it of gfx950's conversions by the document.
 constexpr float kBeyond8 = 0x1p126f;
 template <int exponent_bits>
 uint32_t narrow8(float x) {
