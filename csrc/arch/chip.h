@@ -3,23 +3,28 @@
 // without a device.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "arch/devices.h"
 #include "arch/layouts.h"
+#include "xlstm_hip.h"
 
 namespace xlstm::gpu {
 
-// Whether kernels here multiply floats of 8 bits as they lie, of e4m3fnuz. gfx950 has products of e4m3fn, too, which
-// nothing here can execute: what is not executed is not used.
-inline bool multiplies_float8(const std::string& arch) { return arch.rfind("gfx942", 0) == 0; }
+// The floats of 8 bits that a chip's kernels multiply as they lie, if any: those of kMultiplies in arch/formats.h.
+inline std::optional<xlstm_dtype> float8_products_of(const std::string& arch) {
+  if (arch.rfind("gfx942", 0) == 0) return XLSTM_FLOAT8_E4M3FNUZ;
+  if (arch.rfind("gfx950", 0) == 0) return XLSTM_FLOAT8_E4M3FN;
+  return std::nullopt;
+}
 
 struct Chip {
   Family family;
   int compute_units;  // as in DeviceFacts
   int lds_bytes;      // that a block may have
   bool hopper;        // has the features of arch/hopper/hopper.h, and the library has code for it
-  bool multiplies_float8 = false;
+  std::optional<xlstm_dtype> float8_products = std::nullopt;
 };
 
 // The family, from HIP's or CUDA's name of the arch: "gfx942:sramecc+", "sm_90". Chips of AMD's gfx9 have waves of 64.
@@ -31,7 +36,7 @@ inline Family family_of(const std::string& arch) {
 
 inline Chip chip_of(const DeviceFacts& device) {
   return {family_of(device.arch), device.compute_units, device.lds_bytes, std::string(device.arch) == "sm_90",
-          multiplies_float8(device.arch)};
+          float8_products_of(device.arch)};
 }
 
 // The current device. When the library has no code for the device it throws std::runtime_error, which names the

@@ -37,7 +37,7 @@ Chip query_chip(int device) {
   if (!has_code(nothing<0>))
     throw std::runtime_error("the library has no GPU code for " + arch + ", only for " + build_info::gpu_archs +
                              ": build it with this arch in its list (docs/install.md)");
-  return {family_of(arch), properties.multiProcessorCount, lds, hopper, multiplies_float8(arch)};
+  return {family_of(arch), properties.multiProcessorCount, lds, hopper, float8_products_of(arch)};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -250,7 +251,9 @@ py::dict plan_mla_gpu(const std::string& arch, int32_t compute_units, int32_t ld
 }
 // The floats of 8 bits that MLA's kernels for these head dims multiply on a chip, by torch's name, or nothing.
 std::string mla_float8_products(const std::string& arch, int64_t dqk, int64_t dv) {
-  return gpu::attention::has_mla_dims(dqk, dv) && gpu::multiplies_float8(arch) ? "float8_e4m3fnuz" : "";
+  const std::optional<xlstm_dtype> products = gpu::float8_products_of(arch);
+  if (!products || !gpu::attention::has_mla_dims(dqk, dv)) return "";
+  return *products == XLSTM_FLOAT8_E4M3FN ? "float8_e4m3fn" : "float8_e4m3fnuz";
 }
 // The coordinates of each block of a forward call: key head, part of the keys, block of rows.
 py::list attention_coords(int64_t heads, int64_t splits, int64_t row_blocks) {

@@ -188,3 +188,13 @@ def test_mla_plans(device: str, features: int) -> None:
         common = mla(rows, own_schedule=False)
         assert common["schedule"] == "common" and common["grid"] == p["grid"]
         assert common == p or hopper
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_which_floats_of_8_bits_mla_multiplies(device: str) -> None:
+    arch = DEVICES[device]["arch"]
+    own = {"gfx942": "float8_e4m3fnuz", "gfx950": "float8_e4m3fn"}.get(arch, "")
+    for features in (512, 576):
+        assert _native.mla_float8_products(arch, features, 512) == own
+    assert _native.mla_float8_products(f"{arch}:sramecc+:xnack-", 576, 512) == own
+    assert _native.mla_float8_products(arch, 128, 128) == ""

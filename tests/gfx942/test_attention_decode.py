@@ -33,7 +33,7 @@ def axes(row: dict[str, Any]) -> dict[str, Any]:
 
 def with_products(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the chip multiplies, and of what it widens a few."""
-    own = {"gfx942": torch.float8_e4m3fnuz}.get(CHIP)
+    own = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}.get(CHIP)
     multiplied = [row | {"multiplied": True} for row in rows if row["stored"] == own]
     return multiplied + [row for row in rows if row["stored"] != own][:2]
 

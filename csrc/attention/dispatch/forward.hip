@@ -65,10 +65,7 @@ bool is_mla(const xlstm_attention_forward& p) {
   for (int j = 0; j < 3; ++j) same = same && v.stride[j] == k.stride[j];
   return same && has_mla_dims(p.in.dqk, p.in.dv);
 }
-bool multiplies(const Chip& chip, xlstm_dtype dtype) {
-  if (dtype == XLSTM_FLOAT8_E4M3FN) return false;
-  return dtype != XLSTM_FLOAT8_E4M3FNUZ || chip.multiplies_float8;
-}
+bool multiplies(const Chip& chip, xlstm_dtype dtype) { return !is_float8(dtype) || chip.float8_products == dtype; }
 void check_mla(const xlstm_attention_forward& p, const Chip& chip) {
   const xlstm_attention& in = p.in;
   const auto expect = [&](bool as_expected, const std::string& what) {

@@ -12,6 +12,12 @@
 
 namespace xlstm::gpu::attention {
 
+template <class E>
+constexpr float weight_exponent() {
+  if constexpr (kIsFloat8<E>) return E::kFnuz ? 5 : 6;
+  return 0;
+}
+
 // A tile in LDS has elements E, q's. Keys in floats of 8 bits, where q has others, become E between their load and the
 // store into LDS.
 template <class Elements, int kRows_, int kFeatures_, bool kOverlapped_>
@@ -294,8 +300,8 @@ struct MlaTiles {
 
   // A row's weights are powers of 2 of its scores less row_max, which the rules of score_rules.h make the maximum. For
   // weights of 8 bits it is kWeightExponent less, and grows sooner: the largest weight is 2^5 to 2^7, of 240 at the
-  // most, so that all down to 2^-12 of it keep 3 bits of fraction.
-  static constexpr float kWeightExponent = kIsFloat8<E> ? 5 : 0, kMaxGrowth = kIsFloat8<E> ? 2 : kRescaleThreshold;
+  // most, or in OCP's format 2^6 to 2^8, of 448 at the most. So all down to 2^-12 of it keep 3 bits of fraction.
+  static constexpr float kWeightExponent = weight_exponent<E>(), kMaxGrowth = kIsFloat8<E> ? 2 : kRescaleThreshold;
 
   // Online softmax: turns scores into weights. Returns whether a maximum has grown so much that sums must be rescaled,
   // and the factor. tiles: these, as a class that may mask and reduce in its way.

@@ -102,7 +102,6 @@ void add_cdna4(Table& t) {
   t["v_prng_b32"] = vector_op([](u32 a) { return a << 1 ^ (a >> 31 ? 0xc5u : 0u); });
   t["v_permlane16_swap_b32"] = {&swap_lanes<16>, Unit::vector, 4, 2, {b32, b32}};
   t["v_permlane32_swap_b32"] = {&swap_lanes<32>, Unit::vector, 4, 2, {b32, b32}};
-  t.erase("v_cvt_pk_fp8_f32");  // to gfx942's bytes
 }
 
 }  // namespace gfx942

@@ -50,6 +50,7 @@ void two_from_fp8(Wave& w, const Instruction& i) {
   for (int r = 0; r < 2; ++r, ++one.index) store_lanes(w, i, one, result[r], defined, w.exec());
 }
 // The third bit of op_sel is the upper word of the result, whose other word stays.
+template <uint32_t (*to_byte)(float)>
 void two_to_fp8(Wave& w, const Instruction& i) {
   refuse_clamp(w, i);
   if (i.with.op_sel & 3) w.fail(i, "op_sel of a source is not implemented");
@@ -63,7 +64,7 @@ void two_to_fp8(Wave& w, const Instruction& i) {
   const uint32_t* old = w.source32(i, i.destination(), old_buffer, old_defined);
   const int shift = i.with.op_sel >> 2 & 1 ? 16 : 0;
   for (int l = 0; l < kLanes; ++l) {
-    const uint32_t word = narrow8<4>(x[0][l]) | narrow8<4>(x[1][l]) << 8;
+    const uint32_t word = to_byte(x[0][l]) | to_byte(x[1][l]) << 8;
     to.lane[l] = (old[l] & ~(0xffffu << shift)) | word << shift;
   }
   w.result32(i, i.destination(), to.lane, defined, w.exec());
@@ -97,9 +98,11 @@ void add_conversions(Table& t, Isa isa) {
   t["v_cvt_f32_ubyte3"] = vector_op([](uint32_t a) { return float(a >> 24); });
   t["v_cvt_pkrtz_f16_f32"] = vector_op([](float a, float b) { return packed_towards_zero(a, b); });
   t["v_cvt_off_f32_i4"] = vector_op([](uint32_t a) { return float(int(a & 15) - int(a & 8) * 2) / 16; });
-  const Action from_fp8 = isa == Isa::cdna4 ? &two_from_fp8<widen_ocp8<4>> : &two_from_fp8<widen8<4>>;
+  const bool ocp = isa == Isa::cdna4;
+  const Action from_fp8 = ocp ? &two_from_fp8<widen_ocp8<4>> : &two_from_fp8<widen8<4>>;
+  const Action to_fp8 = ocp ? &two_to_fp8<narrow_ocp8> : &two_to_fp8<narrow8<4>>;
   t["v_cvt_pk_f32_fp8"] = {from_fp8, Unit::vector, 4, 1, {Type::f32, Type::b32}};
-  t["v_cvt_pk_fp8_f32"] = {&two_to_fp8, Unit::vector, 4, 1, {Type::b32, Type::f32, Type::f32}};
+  t["v_cvt_pk_fp8_f32"] = {to_fp8, Unit::vector, 4, 1, {Type::b32, Type::f32, Type::f32}};
   t["v_cvt_pk_u8_f32"] = vector_op([](float a, uint32_t at, uint32_t old) { return with_byte(a, at, old); });
 }
 

@@ -29,22 +29,36 @@ float widen_ocp8(uint32_t x) {
   return (x & 0x7f) == 0x7f ? std::bit_cast<float>(kQuietNan) : moved_up<4, 3, 7>(x);
 }
 
-// To nearest even. What rounds to more than the largest number is NaN, which MODE.fp16_ovfl would change.
-template <int exponent_bits>
-uint32_t narrow8(float x) {
-  constexpr int kFraction = 7 - exponent_bits, kBias = 1 << (exponent_bits - 1), kLeast = 1 - kBias;
-  const float a = std::fabs(x);
-  if (!(a < 0x1p126f)) return kNan8;  // NaN and infinity too
-  if (a == 0) return 0;
+// The bits of the size next to a, the even ones of two as near, as if exponents had no end. a < 2^126.
+template <int fraction_bits, int bias>
+uint32_t rounded8(float a) {
+  constexpr int kLeast = 1 - bias;
   const int exponent = std::max(std::ilogb(a), kLeast);
-  const float steps = std::scalbn(a, kFraction - exponent);  // exact: of 2^(fraction + 1) at most
+  const float steps = std::scalbn(a, fraction_bits - exponent);  // exact: of 2^(fraction + 1) at most
   uint32_t whole = uint32_t(steps);
   const float rest = steps - float(whole);
   whole += rest > 0.5f || (rest == 0.5f && (whole & 1));
   // A fraction that is full carries into the exponent by itself; a denormal has exponent 0.
-  const uint32_t bits = whole + (uint32_t(exponent - kLeast) << kFraction);
+  return whole + (uint32_t(exponent - kLeast) << fraction_bits);
+}
+
+// To nearest even. What rounds to more than the largest number is NaN, infinities too: MODE.fp16_ovfl, which would make
+// it the largest number, cannot be set here. AMD's document of CDNA4 was not at hand; its emulator rocjitsu has this in
+// data_types.h (ROCm/rocm-systems), and triton-lang/triton#7337 says it of gfx950's conversions by the document.
+constexpr float kBeyond8 = 0x1p126f;
+template <int exponent_bits>
+uint32_t narrow8(float x) {
+  const float a = std::fabs(x);
+  if (!(a < kBeyond8)) return kNan8;  // NaN and infinity too
+  const uint32_t bits = rounded8<7 - exponent_bits, 1 << (exponent_bits - 1)>(a);
   if (bits >= 0x80) return kNan8;
   return bits ? bits | uint32_t(std::signbit(x)) << 7 : 0;
+}
+// OCP's e4m3: zeros and NaN keep their sign.
+inline uint32_t narrow_ocp8(float x) {
+  const float a = std::fabs(x);
+  const uint32_t bits = a < kBeyond8 ? std::min(rounded8<3, 7>(a), 0x7fu) : 0x7f;
+  return bits | uint32_t(std::signbit(x)) << 7;
 }
 
 }  // namespace gfx942

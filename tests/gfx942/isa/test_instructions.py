@@ -31,11 +31,11 @@ from written_cases import CASES, case_waves
 # Of what the interpreter implements, what a chip has none of.
 CDNA4 = {*expected_cdna4.TABLE, "v_bitop3_b16", "v_bitop3_b32", "v_permlane16_swap_b32", "v_permlane32_swap_b32"}
 CDNA2 = set(expected_cdna2.TABLE)
-TO_BYTES = {"v_cvt_pk_fp8_f32"}  # to gfx942's formats; gfx950's are others, and not implemented
+BYTES = {"v_cvt_pk_f32_fp8", "v_cvt_pk_fp8_f32"}
 NOT_ON: dict[str, set[str]] = {
-    "gfx90a": {"v_mov_b64", "v_lshl_add_u64", "v_fmaak_f32", "v_fmamk_f32", "v_cvt_pk_f32_fp8", *TO_BYTES, *CDNA4},
+    "gfx90a": {"v_mov_b64", "v_lshl_add_u64", "v_fmaak_f32", "v_fmamk_f32", *BYTES, *CDNA4},
     "gfx942": {*CDNA2, *CDNA4},
-    "gfx950": {*TO_BYTES, *CDNA2},
+    "gfx950": {*CDNA2},
 }
 TABLES = {
     "floats": expected_floats.TABLE,

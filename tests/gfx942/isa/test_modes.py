@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import builds
+from assembly import kernel_text
 from wave_programs import WAVE, run
 
 LANES = np.arange(WAVE, dtype=np.uint32)
@@ -73,3 +74,12 @@ def test_what_has_no_index(device: ModuleType, instruction: str) -> None:
     body = f"s_set_gpr_idx_on 4, gpr_idx(SRC0)\n  {instruction}\n  s_set_gpr_idx_off"
     with pytest.raises(device.Fault, match="not implemented"):
         run(device, body, {"v4": 4 * LANES, "v252": 0}, [], arrays=[LANES.copy()], lds=256)
+
+
+def test_another_overflow_is_refused(device: ModuleType) -> None:
+    """FP16_OVFL makes the largest number of what exceeds it, in conversions to 16 and 8 bits: nothing here knows it."""
+    text = kernel_text("  s_nop 0").replace(".amdhsa_ieee_mode", ".amdhsa_fp16_overflow 1\n  .amdhsa_ieee_mode")
+    with pytest.raises(device.Fault, match="sets FP16_OVFL, which is not implemented"):
+        device.Module(device.assemble(text)).launch("kernel", 1, 64)
+    with pytest.raises(device.Fault, match="only MODE's bits 0 to 9 can be set"):
+        run(device, "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1", {}, ["v0"])

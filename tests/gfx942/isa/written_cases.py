@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from builds import CHIP
 from exact_floats import F32
 from expected import USUAL
 from instruction_runs import ALL, LANES, Left, Wave
-from matrix_models import of_byte, of_fnuz
+from matrix_models import of_byte
 
 LOW = 0xFFFFFFFF
 
@@ -204,18 +205,23 @@ _case(
 )
 
 # ---- floats of a byte
-_FP8 = of_fnuz(np.arange(256), 4).tolist()
 _BYTES = of_byte(np.arange(256), 4).tolist()  # the chip's
+_IS_OCP = CHIP == "gfx950"
+_SIZES = [abs(x) for x in _BYTES[:128] if x == x]  # by code, which ends with the largest number, and the next one
+_SIZES.append(480.0 if _IS_OCP else 256.0)
 _QUIET_NAN = 0x7FC00000
 
 
 def _to_fp8(x: int) -> int:
-    """The nearest code, the even one of two as near; NaN beyond 248, where the next number would be 256."""
+    """The nearest code, the even one of two as near; NaN where that is behind the largest number's. FNUZ has one NaN
+    and one zero, OCP's format has both with either sign."""
     number = F32.number(x)
-    if not abs(number) < 248:
-        return 0x80
-    code = min(range(128), key=lambda c: (abs(_FP8[c] - abs(number)), c & 1))
-    return code | 128 * (number < 0) if code else 0
+    code = len(_SIZES) - 1
+    if abs(number) < _SIZES[-1]:
+        code = min(range(len(_SIZES)), key=lambda c: (abs(_SIZES[c] - abs(number)), c & 1))
+    if _IS_OCP:
+        return code | 128 * F32.minus(x)
+    return code | 128 * (number < 0) if 0 < code < 128 else code
 
 
 def _two_floats(w: Wave, word: int) -> Left:
@@ -246,7 +252,13 @@ def _two_codes(w: Wave, keep: int, to: int, upper: bool) -> Left:
 
 
 # Sources from 2^-15 to 1, from 2 to 2^16, with few bits so that two codes are often as near; and of any bits.
-for _keep, _to in ((0x87FFFFFF, 0x38000000), (0x87FFFFFF, 0x40000000), (0x87F80000, 0x38000000), (LOW, 0)):
+for _keep, _to in (
+    (0x87FFFFFF, 0x38000000),
+    (0x87FFFFFF, 0x40000000),
+    (0x87F80000, 0x38000000),
+    (0x87F80000, 0x40000000),
+    (LOW, 0),
+):
     for _upper in (False, True):
         _moves = "\n ".join(
             f"v_and_b32 v{r + 18}, {_keep:#x}, v{r}\n v_or_b32 v{r + 18}, {_to:#x}, v{r + 18}" for r in (2, 4)

@@ -251,13 +251,15 @@ FLOAT8_MLA_ROWS = pairwise(
 
 
 def of_rounded_weights(q: Tensor, k: Tensor, dv: int, causal: bool, lse: Tensor, dtype: torch.dtype) -> Tensor:
-    """out (queries, heads, dv) with softmax's weights rounded to a float8, a row's largest to 2^5 times itself."""
+    """out (queries, heads, dv) with softmax's weights rounded to a float8, a row's largest to 2^5 times itself, in
+    OCP's format, which has twice the range, to 2^6 times."""
+    unit = 64 if dtype == torch.float8_e4m3fn else 32
     scores = torch.einsum("qhf,kf->hqk", q, k[:, 0]) * q.shape[-1] ** -0.5
     if causal:
         last = torch.arange(len(k) - len(q), len(k))
         scores = scores.masked_fill(torch.arange(len(k)) > last[:, None], -torch.inf)
     largest = scores.amax(-1, keepdim=True) if len(k) else lse[..., None]
-    weights = (32 * (scores - largest).exp()).nan_to_num(0).to(dtype).double() / 32
+    weights = (unit * (scores - largest).exp()).nan_to_num(0).to(dtype).double() / unit
     out = torch.einsum("hqk,kf->qhf", weights * (largest - lse[..., None]).exp(), k[:, 0, :dv])
     return out.nan_to_num(0)
 
