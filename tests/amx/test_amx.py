@@ -148,13 +148,13 @@ def test_quantised_linear_layers(emulator: Path) -> None:
 def test_a_models_step(emulator: Path) -> None:
     """With int8 and int4 weights, gates that are not quantised beside them: no further from float64 than plain weights
     of float32 are in the layers, twice at the most, and a row is the same bits in any company and with any number of
-    threads."""
+    threads. By one draw of tokens this hangs on the CPU's own sums: 1 of 32 draws is beyond it without AMX, too."""
     run(
         emulator,
         """
         from models.test_quantize import test_the_engine_reads_them, widened
-        from support.engine_calls import copied, layer_by_layer, state_after, steps
-        from support.peer_models import relative, small_model, tokens
+        from support.engine_calls import copied, no_worse_than_layers, state_after, steps
+        from support.peer_models import small_model, tokens
         from xlstm_hip.models.quantize import quantize
 
         for bits, group_size, symmetric in ((8, 64, True), (8, 128, False), (4, 64, False), (4, 128, True)):
@@ -166,11 +166,7 @@ def test_a_models_step(emulator: Path) -> None:
                 torch.set_num_threads(threads)
                 every[threads] = steps(model, copied(begun), x)
             assert torch.equal(every[1], every[3])
-            true = steps(widened(model), copied(begun, torch.float64), x)
-            with layer_by_layer():
-                plain = steps(widened(model, torch.float32), copied(begun), x)
-            errors = relative(every[1], true), relative(plain, true)
-            assert errors[0] <= 2 * errors[1] + 8 * 2**-24, (bits, group_size, errors)
+            no_worse_than_layers(model, widened(model), 7, 2, beside=widened(model, torch.float32))
             for row in (0, 6):
                 state = {n: tuple(s[row : row + 1].clone() for s in layer) for n, layer in begun.items()}
                 assert torch.equal(steps(model, state, x[row : row + 1])[0], every[1][row])

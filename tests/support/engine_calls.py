@@ -81,10 +81,17 @@ def outcome(model: xLSTMLarge, state: dict, x: Tensor) -> list[Tensor]:
 
 
 def no_worse_than_layers(
-    model: xLSTMLarge, in_float64: xLSTMLarge, batch: int, length: int, vocab: int = 97, states: bool = False
+    model: xLSTMLarge,
+    in_float64: xLSTMLarge,
+    batch: int,
+    length: int,
+    vocab: int = 97,
+    states: bool = False,
+    beside: xLSTMLarge | None = None,
 ) -> None:
     """The engine is no further from float64 than the layers are, twice at the most, in logits and perhaps states: in
-    the middle of seven draws, for of a single one either error may be small, or large, by luck."""
+    the middle of seven draws, for of a single one either error may be small, or large, by luck. beside: whose layers,
+    if not the model's."""
     shares = []  # of what may be off, by draw
     for seed in DRAWS:
         begun, x = state_after(model, tokens(batch, 5, vocab, seed)), tokens(batch, length, vocab, seed + 10)
@@ -93,7 +100,7 @@ def no_worse_than_layers(
             actual = outcome(model, copied(begun), x)
         assert calls == [batch] * length and actual[0].dtype == torch.float32
         with layer_by_layer():
-            layers = outcome(model, copied(begun), x)
+            layers = outcome(beside or model, copied(begun), x)
         draw = zip(actual, layers, true, strict=True)
         shares.append([relative(a, c) / (2 * relative(b, c) + 8 * 2**-24) for a, b, c in draw])
     middle = torch.tensor(shares).median(0).values
