@@ -15,6 +15,9 @@ from .hub import checkpoint_folder
 
 BYTE_VALUES = 256
 CONTEXT = 16  # tokens
+# The tokenizers package keeps the pieces of so many words, each of up to 256 bytes, in every thread that encodes: up to
+# 4 KiB a word. Its own number is 10,000.
+KEPT_WORDS = 1000
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ def _from_file(file: Path) -> Tokenizer:
 
     loaded.no_truncation()  # what a file says of training's batches is not for whole texts
     loaded.no_padding()
+    if hasattr(loaded.model, "_resize_cache"):  # of BPE and Unigram models, which alone keep words
+        loaded.model._resize_cache(KEPT_WORDS)
 
     def streamer(before: Sequence[int] = ()) -> Callable[[int], str]:
         # Some tokenizers leave out the space of a text's first word; the last few tokens tell which word that is.
