@@ -15,9 +15,6 @@ from .hub import checkpoint_folder
 
 BYTE_VALUES = 256
 CONTEXT = 16  # tokens
-# The tokenizers package keeps the pieces of so many words, each of up to 256 bytes, in every thread that encodes: up to
-# 4 KiB a word. Its own number is 10,000.
-KEPT_WORDS = 1000
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,10 @@ def _from_file(file: Path) -> Tokenizer:
 
     loaded.no_truncation()  # what a file says of training's batches is not for whole texts
     loaded.no_padding()
-    if hasattr(loaded.model, "_resize_cache"):  # of BPE and Unigram models, which alone keep words
-        loaded.model._resize_cache(KEPT_WORDS)
+    # By default each thread that encodes keeps the tokens of 10,000 words, and a word of 255 bytes takes 4 to 8 KiB: a
+    # server would grow for hours. To keep fewer is no faster than to keep none.
+    if hasattr(loaded.model, "_resize_cache"):  # BPE and Unigram models have it
+        loaded.model._resize_cache(0)
 
     def streamer(before: Sequence[int] = ()) -> Callable[[int], str]:
         # Some tokenizers leave out the space of a text's first word; the last few tokens tell which word that is.
