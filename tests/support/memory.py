@@ -8,7 +8,7 @@ import gc
 
 import pytest
 
-FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+FIELDS = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
 
 
 class _Mallinfo2(ctypes.Structure):
