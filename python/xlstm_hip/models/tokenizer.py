@@ -66,6 +66,10 @@ def _from_file(file: Path) -> Tokenizer:
 
     loaded.no_truncation()  # what a file says of training's batches is not for whole texts
     loaded.no_padding()
+    # By default each thread that encodes keeps the tokens of 10,000 words, and a word of 255 bytes takes 4 to 8 KiB: a
+    # server would grow for hours. To keep fewer is no faster than to keep none.
+    if hasattr(loaded.model, "_resize_cache"):  # BPE and Unigram models have it
+        loaded.model._resize_cache(0)
 
     def streamer(before: Sequence[int] = ()) -> Callable[[int], str]:
         # Some tokenizers leave out the space of a text's first word; the last few tokens tell which word that is.
