@@ -38,7 +38,7 @@ def test_a_tokenizer_does_not_keep_what_it_reads(tmp_path: Path) -> None:
         return native_bytes() - before
 
     growth(100)
-    assert growth(1000) < 1000 * WORD // 2
+    assert min(growth(500) for _ in range(2)) < 500 * WORD // 2
 
 
 def test_the_engine_holds_no_native_memory_of_requests_that_are_over() -> None:
@@ -61,7 +61,11 @@ def test_the_engine_holds_no_native_memory_of_requests_that_are_over() -> None:
             answers.wait(*(f"{n}" for n in range(count)), seconds=60)
             answers.outputs.clear()
 
+        def growth(count: int) -> int:
+            before = native_bytes()
+            run(count)
+            return native_bytes() - before
+
         run(50)
-        before = native_bytes()
-        run(150)
-        assert native_bytes() - before < 150 * 500  # some 30,000 whatever the number is
+        # What leaks does so each time. Other threads of this process may take memory once.
+        assert min(growth(50) for _ in range(3)) < 50 * 500
