@@ -27,7 +27,8 @@ struct Code {
   std::vector<Argument> arguments;
   uint32_t kernarg_bytes = 0, lds_bytes = 0, scratch_bytes = 0, most_threads = 0;
   uint32_t vgprs = 0, agprs = 0, sgprs = 0, vgpr_spills = 0, sgpr_spills = 0;
-  uint32_t mode = 0;        // the MODE register at the start
+  uint32_t mode = 0;  // the MODE register at the start, its bits 0 to 9
+  bool sets_fp16_ovfl = false;
   uint32_t user_sgprs = 0;  // their number, and which are there
   uint32_t properties = 0;  // KERNEL_CODE_PROPERTIES; in the upper half, KERNARG_PRELOAD
   uint32_t rsrc2 = 0;       // COMPUTE_PGM_RSRC2

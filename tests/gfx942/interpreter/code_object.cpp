@@ -226,7 +226,7 @@ void CodeObject::decode(Code& code) {
   code.rsrc2 = word(52);
   code.properties = word(56);
   code.user_sgprs = code.rsrc2 >> 1 & 31;
-  if (rsrc1 >> 26 & 1) throw Fault("code object: kernel " + code.name + " sets FP16_OVFL, which is not implemented");
+  code.sets_fp16_ovfl = rsrc1 >> 26 & 1;
   code.mode = (rsrc1 >> 12 & 0xff) | (rsrc1 >> 21 & 1) << 8 | (rsrc1 >> 23 & 1) << 9;
   code.base = reinterpret_cast<uint64_t>(image_);
   code.object = this;

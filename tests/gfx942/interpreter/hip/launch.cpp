@@ -59,6 +59,7 @@ void complain(Check c, const Code& code, hipError_t error, Words what) {
 }
 
 void check_mode(const Code& code) {
+  if (code.sets_fp16_ovfl) throw Fault("kernel " + code.name + " sets FP16_OVFL, which is not implemented");
   if (!(code.mode >> 9 & 1))
     complain(Check::ieee_mode, code, hipErrorLaunchFailure, [] { return std::string("begins without IEEE mode"); });
 }
