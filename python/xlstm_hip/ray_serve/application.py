@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,22 +26,15 @@ MANY = 1 << 16
 NO_LINES = {"enable_access_log": False}  # of Serve for each call: the server writes its own for each request
 SET_HERE = ("name", "request_router_config", "user_config")
 
+_deployment = functools.partial(
+    serve.deployment,
+    graceful_shutdown_timeout_s=SHUTDOWN_SECONDS,
+    logging_config=NO_LINES,
+    max_constructor_retry_count=STARTS,
+)
 # An ingress has no model: the next one is started before the old one ends, and the engine's queue is what limits.
-_ingress = serve.deployment(
-    name="Ingress",
-    max_ongoing_requests=MANY,
-    max_surge_percent=100,
-    graceful_shutdown_timeout_s=SHUTDOWN_SECONDS,
-    logging_config=NO_LINES,
-    max_constructor_retry_count=STARTS,
-)(serve.ingress()(Ingress))
-_engine = serve.deployment(
-    name="Engine",
-    graceful_shutdown_timeout_s=SHUTDOWN_SECONDS,
-    health_check_period_s=2.0,
-    logging_config=NO_LINES,
-    max_constructor_retry_count=STARTS,
-)(EngineReplica)
+_ingress = _deployment(name="Ingress", max_ongoing_requests=MANY, max_surge_percent=100)(serve.ingress()(Ingress))
+_engine = _deployment(name="Engine", health_check_period_s=2.0)(EngineReplica)
 
 
 def build_app(args: Mapping[str, Any]) -> Application:
