@@ -139,11 +139,12 @@ def quantile(values: list[float], share: float) -> float:
 def measure(model: xLSTMLarge, args: argparse.Namespace) -> dict[str, Any]:
     step, prompt = parts_alone(model, args.concurrency, args.prompt, args.chunk)
     config = EngineConfig(
-        slots=args.concurrency, prefill_chunk=args.chunk, token_budget=args.token_budget, prefix_cache_bytes=0
-    )
+        slots=args.concurrency, prefill_chunk=args.chunk, token_budget=args.token_budget, prefix_cache_bytes=0,
+        lookahead=False if args.no_lookahead else None,
+    )  # fmt: skip
     with Engine(model, NUMBERS, config) as engine:
         warm = argparse.Namespace(**{**vars(args), "requests": args.concurrency, "new": 4})
-        Load(engine, warm, model.config.vocab_size).run()  # graphs are captured
+        Load(engine, warm, model.config.vocab_size).run()  # what is loaded at first use
         load = Load(engine, args, model.config.vocab_size)
         seconds = load.run()
     alone = load.tokens / args.concurrency * step + args.requests * prompt
@@ -154,6 +155,7 @@ def measure(model: xLSTMLarge, args: argparse.Namespace) -> dict[str, Any]:
         "new": args.new,
         "token_budget": args.token_budget,
         "chunk": args.chunk,
+        "lookahead": not args.no_lookahead and args.device != "cpu",
         "tokens_per_s": load.tokens / seconds,
         "step_tokens_per_s": args.concurrency / step,
         "prompt_tokens_per_s": args.prompt / prompt,
@@ -183,15 +185,15 @@ def markdown(results: dict[str, Any]) -> str:
         "So many requests are under way all the time. Rates in tokens a second, times in ms. *of both*: the time that",
         "steps and prompts need by themselves for the same tokens, as a share of the engine's.",
         "",
-        "| at a time | in, out | budget, chunk | written | of both | steps alone | prompts alone "
+        "| at a time | in, out | budget, chunk | lookahead | written | of both | steps alone | prompts alone "
         "| first token p50, p99 | between tokens p50, p99 | a step |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:
         first, between = (", ".join(f"{ms:.3g}" for ms in row[name]) for name in ("first_ms", "between_ms"))
         lines.append(
             f"| {row['concurrency']} | {row['prompt']}, {row['new']} | {row['token_budget']}, {row['chunk']} "
-            f"| {row['tokens_per_s']:,.0f} | {row['of_both']:.0%} | {row['step_tokens_per_s']:,.0f} "
+            f"| {'yes' if row['lookahead'] else 'no'} | {row['tokens_per_s']:,.0f} | {row['of_both']:.0%} | {row['step_tokens_per_s']:,.0f} "
             f"| {row['prompt_tokens_per_s']:,.0f} | {first} | {between} | {row['step_ms']:.3g} |"
         )
     return "\n".join(lines) + "\n"
@@ -212,6 +214,7 @@ def main() -> None:
         "--token-budget", type=int, default=512, help="EngineConfig.token_budget (default: %(default)s)"
     )
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--no-lookahead", action="store_true", help="EngineConfig.lookahead is False")
     parser.add_argument("--out", type=Path, help="JSON file of the results; a table goes beside it")
     args = parser.parse_args()
     model = model_of(args)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
+
+from support.serving import SMALL_ENGINE
 from xlstm_hip._core.extras import EXTRA_OF, is_installed
 
 NEEDED = [package for package, extra in EXTRA_OF.items() if extra == "serve"] + ["httpx", "openai", "transformers"]
@@ -18,3 +21,10 @@ MISSING_SERVE = MISSING + [package for package in SERVE if not is_installed(pack
 if MISSING_SERVE:
     warnings.warn(f"tests/serving/test_ray_*.py are left out without {', '.join(MISSING_SERVE)}", stacklevel=1)
     collect_ignore_glob.append("test_ray_*.py")
+
+
+@pytest.fixture(params=[False, True], ids=["", "lookahead"])
+def lookahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """What engines do on a GPU, where alone it is of use, they can do here."""
+    monkeypatch.setitem(SMALL_ENGINE, "lookahead", request.param)
+    return request.param

@@ -27,6 +27,7 @@ from xlstm_hip.serving import (
 )
 from xlstm_hip.serving.sampler import Choice
 
+pytestmark = pytest.mark.usefixtures("lookahead")
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 UNLIKE: list[dict[str, Any]] = [
     {"temperature": 0},

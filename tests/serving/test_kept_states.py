@@ -20,6 +20,7 @@ from xlstm_hip.models import states, xLSTMLarge
 from xlstm_hip.serving import Engine, Request, SamplingParams, narrow, swap
 
 CHUNK = 16
+pytestmark = pytest.mark.usefixtures("lookahead")
 SAMPLED = SamplingParams(max_tokens=10, seed=3, ignore_eos=True, logprobs=2)
 SYSTEM = prompt_of(5 * CHUNK, 1)
 

@@ -194,6 +194,9 @@ def _add_engine(command: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--fixed-rows", action="store_true", help="answers that do not depend on what runs beside, to the last bit"
     )
+    engine.add_argument(
+        "--no-warm-up", action="store_true", help="do not capture all graphs of a GPU before the first request"
+    )
     engine.add_argument("--no-preemption", action="store_true", help="a higher priority takes no slot away")
 
 
@@ -210,6 +213,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             max_new_tokens=args.max_new_tokens,
             preemption=not args.no_preemption,
             fixed_rows=args.fixed_rows,
+            warm_up=not args.no_warm_up,
             state_dtype=args.state_dtype,
             kept_dtype=args.kept_dtype,
             prefix_cache_bytes=args.prefix_cache_mb * MIB,

@@ -15,6 +15,7 @@ from .._core.environment import plain_torch_forced
 from .._core.ops import OPS, devices_with_kernels
 from ..reference import sampling as plain
 from ..reference.philox import uniform as plain_uniform
+from .transfers import to_device
 
 MOST_ENDS = 64  # as the op has it
 _NO_TOKEN = 2**63 - 1  # in place of end tokens where rows end by another rule alone
@@ -111,8 +112,9 @@ class Drawing:
         if self.going is not None:
             self.going.fill_(True)
         if self._seeds is not None and self._numbers is not None:
-            self._seeds.copy_(torch.tensor([_signed(seed) for seed in seeds]))
-            self._numbers.zero_() if numbers is None else self._numbers.copy_(torch.tensor(numbers))
+            device = self.tokens.device
+            self._seeds.copy_(to_device(torch.tensor([_signed(seed) for seed in seeds]), device))
+            self._numbers.zero_() if numbers is None else self._numbers.copy_(to_device(torch.tensor(numbers), device))
 
     def __call__(self, logits: Tensor) -> None:
         """Samples a token for each unfinished row; logits (B, V) of any float dtype."""

@@ -38,13 +38,19 @@ class EngineConfig:
     prefix_cache_bytes    of states of prompts that are kept for others with the same beginning; 0: none
     prefix_cache_device   "device" (beside the slots, a copy is quick) or "host": where those lie
     prefix_cache_states   of one request at most: beyond, every second of them is dropped
-    cache_answers         whether the state at an answer's end is kept, too. A conversation that goes on from it was
-                          read in other pieces than its text at once, which may change last bits
+    cache_answers         whether the state at an answer's end is kept, too, with lookahead after an end token. A
+                          conversation that goes on from it was read in other pieces than its text at once, which may
+                          change last bits
     swap_bytes            of host memory for states that left their slot: of sessions and of preempted requests. With a
                           swap_folder those on their way to and from files are beyond it: as much again or eight, and
                           one for each slot
     swap_folder           a folder for states of sessions that swap_bytes does not hold; None: those are dropped
     swap_folder_bytes     of files in it at most
+    lookahead             whether a step is launched before the last one's tokens are handled, so that a GPU does not
+                          wait for the host; answers stay the same. Steps that guess or have a request of a session are
+                          launched after them. None: on a GPU
+    warm_up               whether a GPU captures the graphs of all numbers of rows at the start, so that no request
+                          waits for that
     speculation_tokens    that are guessed from what the text repeats, and checked in one call; 0: none. The answer is
                           the same, but for last bits, as a check is a chunk and not a step
     speculation_rows      greatest number of rows that decode at which guesses are checked: each row's is a call
@@ -69,6 +75,8 @@ class EngineConfig:
     swap_bytes: int = 1024 * MIB
     swap_folder: str | os.PathLike[str] | None = None
     swap_folder_bytes: int = 16 * 1024 * MIB
+    lookahead: bool | None = None
+    warm_up: bool = True
     speculation_tokens: int = 0
     speculation_rows: int = 4
 
@@ -87,8 +95,9 @@ class EngineConfig:
                 positive_int(name, getattr(self, name))
         for name in ("max_logprobs", "prefix_cache_bytes", "swap_bytes", "swap_folder_bytes", "speculation_tokens"):
             _integer_from_0(name, getattr(self, name))
-        for name in ("preemption", "fixed_rows", "cache_answers"):
+        for name in ("preemption", "fixed_rows", "cache_answers", "warm_up"):
             one_of(name, getattr(self, name), (True, False))
+        one_of("lookahead", self.lookahead, (True, False, None))
         ageing = self.ageing_seconds
         if isinstance(ageing, bool) or not isinstance(ageing, (int, float)) or not 0 < ageing < float("inf"):
             raise ValueError(f"ageing_seconds: expected a finite number > 0, got {ageing!r}")

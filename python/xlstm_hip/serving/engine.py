@@ -196,6 +196,8 @@ class Engine:
             device = self._model.embedding.weight.device
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+            if self._config.warm_up:
+                self._stepper.warm_up()
             while self._take_in():
                 if not self._stepper.step():
                     with self._changed:

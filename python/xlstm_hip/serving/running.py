@@ -40,7 +40,8 @@ class RunningRequest:
         self.to_read = HashedTokens(as_array(request.tokens), chunk, request.cache_salt)
         self.read = 0  # of those
         self.generated: list[int] = []
-        self.unread = 1  # tokens at the end of these that the state has not read, once it decodes
+        # How many tokens at their end the state has not read, once it decodes. -1: it has read the one that comes next.
+        self.unread = 0
         self.cached = 0
         self.began = False
         self.out_of_memory = 0  # how often it was read again for that
@@ -59,14 +60,19 @@ class RunningRequest:
     def is_read(self) -> bool:
         return self.read == len(self.to_read)
 
+    @property
+    def may_add(self) -> int:
+        """How many more tokens it may be given."""
+        return self.request.params.max_tokens - len(self.generated)
+
     def text_read(self) -> HashedTokens:
         """What its state has read, once it decodes."""
-        tokens = as_array([*self.request.tokens, *self.generated[: -self.unread]])
+        tokens = as_array([*self.request.tokens, *self.generated[: len(self.generated) - self.unread]])
         return HashedTokens(tokens, self._chunk, self.request.cache_salt)
 
     def read_again(self) -> None:
         """Its state is lost: it is to be read with what was generated."""
-        self.unread = 1
+        self.unread = min(1, len(self.generated))
         self.to_read, self.read = self.text_read(), 0
         if not self.generated:
             self.cached = 0
@@ -81,8 +87,9 @@ class RunningRequest:
 
     def add(self, drawn: Drawn) -> Output:
         """What the next token makes known."""
-        token, params = drawn.token, self.request.params
+        token = drawn.token
         self.generated.append(token)
+        self.unread += 1
         text, reason = "", None
         if token in self._ends:
             reason = "stop"
@@ -91,7 +98,7 @@ class RunningRequest:
             structure = None if self.choice is None else self.choice.structure
             if self._writer.stopped_by is not None or (structure is not None and structure.over):
                 reason = "stop"
-            elif len(self.generated) == params.max_tokens:
+            elif self.may_add == 0:
                 reason = "length"
         if reason is not None:
             text += self._writer.end()

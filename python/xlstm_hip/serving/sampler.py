@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..models.generation import logprobs_of
+from ..models.generation import Logprobs, logprobs_of
 from ..models.sampling import Drawing, Sampling, check_drawn
 from ..models.text import TokenLogprob, token_logprobs
 from ..models.tokenizer import Tokenizer
+from ..models.transfers import ToHost, to_device
 from ..reference.sampling import penalised
 from .params import SamplingParams
 from .structure import StructuredText, unpacked
@@ -30,6 +31,17 @@ NO_PAD = 0  # no row of a drawing has ended
 class Drawn(NamedTuple):
     token: int
     logprob: TokenLogprob | None  # if asked for
+
+
+class Draw(NamedTuple):
+    """A drawing that the device may still be at.
+
+    tokens     (R) on the device; below 0 where there was none to draw
+    results    waits for it: the next token of each request, or why there is none. To be called once
+    """
+
+    tokens: Tensor
+    results: Callable[[], list[Drawn | Exception]]
 
 
 class Choice:
@@ -78,16 +90,22 @@ class Sampler:
 
     def draw(self, choices: Sequence[Choice], logits: Tensor) -> list[Drawn | Exception]:
         """The next token of each request after its row of logits (R, V), or why there is none."""
+        return self.start(choices, logits).results()
+
+    def start(self, choices: Sequence[Choice], logits: Tensor) -> Draw:
+        """The same without waiting for a GPU."""
         try:
-            return self._draw(choices, logits)
+            return self._start(choices, logits)
         except Exception as error:
             if len(choices) == 1:
-                return [error]
+                failed: list[Drawn | Exception] = [error]
+                return Draw(torch.full((1,), -1, device=logits.device), lambda: failed)
         # One of them made it fail, or memory lacks for all at once: halves, down to the one that fails alone.
         half = len(choices) // 2
-        return self.draw(choices[:half], logits[:half]) + self.draw(choices[half:], logits[half:])
+        first, second = self.start(choices[:half], logits[:half]), self.start(choices[half:], logits[half:])
+        return Draw(torch.cat((first.tokens, second.tokens)), lambda: first.results() + second.results())
 
-    def _draw(self, choices: Sequence[Choice], logits: Tensor) -> list[Drawn | Exception]:
+    def _start(self, choices: Sequence[Choice], logits: Tensor) -> Draw:
         scores = self._scores(choices, logits)
         groups: dict[Sampling, list[int]] = {}
         for row, choice in enumerate(choices):
@@ -101,17 +119,30 @@ class Sampler:
                 drawing(scores)
                 drawn = drawing.tokens
             else:
-                index = torch.tensor(rows, device=logits.device)
+                index = to_device(torch.tensor(rows), logits.device)
                 drawing(scores[index])
                 drawn[index] = drawing.tokens
-        logprobs = self._logprobs(choices, logits, drawn)
+        asked = [row for row, choice in enumerate(choices) if choice.params.logprobs is not None]
+        logprobs = self._logprobs(choices, asked, logits, drawn) if asked else ()
+        copies = ToHost((drawn, *logprobs))
+        return Draw(drawn, lambda: self._results(choices, asked, *copies.wait()))
+
+    def _results(
+        self, choices: Sequence[Choice], asked: list[int], drawn: Tensor, *logprobs: Tensor
+    ) -> list[Drawn | Exception]:
+        place = {row: n for n, row in enumerate(asked)}
         results: list[Drawn | Exception] = []
         for row, (token, choice) in enumerate(zip(drawn.tolist(), choices, strict=True)):
             try:
                 if token < 0:
                     check_drawn(drawn[row : row + 1])
+                logprob = None
+                if row in place:
+                    own = Logprobs(*(x[place[row] : place[row] + 1] for x in logprobs))
+                    (logprob,) = token_logprobs(self._tokenizer, [token], own)
+                    logprob = logprob._replace(top=logprob.top[: choice.params.logprobs])
                 choice.add(token)
-                results.append(Drawn(token, logprobs.get(row)))
+                results.append(Drawn(token, logprob))
             except Exception as error:
                 results.append(error)
         return results
@@ -146,12 +177,8 @@ class Sampler:
             scores[structured] = scores[structured].masked_fill(~allowed, -math.inf)
         return scores
 
-    def _logprobs(self, choices: Sequence[Choice], logits: Tensor, drawn: Tensor) -> dict[int, TokenLogprob]:
-        """By row, of the rows that asked."""
-        rows = [row for row, choice in enumerate(choices) if choice.params.logprobs is not None]
-        if not rows:
-            return {}
-        asked = [choices[row].params.logprobs or 0 for row in rows]
-        tokens = drawn[rows].clamp(min=0)
-        found = token_logprobs(self._tokenizer, tokens.tolist(), logprobs_of(logits[rows], tokens, max(asked)))
-        return {row: one._replace(top=one.top[:n]) for row, one, n in zip(rows, found, asked, strict=True)}
+    def _logprobs(self, choices: Sequence[Choice], rows: list[int], logits: Tensor, drawn: Tensor) -> Logprobs:
+        """Of the rows that asked, as many as the one that asked for most."""
+        most = max(choices[row].params.logprobs or 0 for row in rows)
+        index = to_device(torch.tensor(rows), logits.device)
+        return logprobs_of(logits[index], drawn[index].clamp(min=0), most)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..models.decode_engine import keep_step_graphs
 from ..models.language_model import LanguageModel, State
+from ..models.transfers import pinned_copy, to_device
 from .narrow import narrow_bytes, narrowed, widened
 
 
@@ -75,7 +76,7 @@ class Slots:
         self._fixed, self._graphs = fixed_rows, device.type != "cpu"
         self._device = device
         if self._graphs and isinstance(model, nn.Module):
-            keep_step_graphs(model, len({self._size(rows) for rows in range(1, count + 1)}))
+            keep_step_graphs(model, len(self._sizes()))
         self._owner: list[str | None] = [None] * count
         self._decodes = [False] * count
         self._row_of: dict[str, int] = {}
@@ -134,8 +135,8 @@ class Slots:
         copied = None
         if to_host and self._graphs:
             # Pinned: the copies are only queued here, and so are those back, behind them.
-            kept = [_to_host(x) for x in kept]
-            logits = None if logits is None else _to_host(logits)
+            kept = [pinned_copy(x) for x in kept]
+            logits = None if logits is None else pinned_copy(logits)
             copied = torch.cuda.Event()
             copied.record()
         else:
@@ -168,7 +169,16 @@ class Slots:
         ids = [None if id in without else id for id in ids]
         # A graph is of a mask or of none: on a GPU there is always one.
         mask = torch.tensor([id is not None for id in ids]) if None in ids or self._graphs else None
-        return Batch(ids, self._view(0, size), None if mask is None else mask.to(self._device))
+        return Batch(ids, self._view(0, size), None if mask is None else to_device(mask, self._device))
+
+    def graph_batches(self) -> list[Batch]:
+        """One of each number of rows that a GPU has a graph for, all rows masked; none on a CPU."""
+        sizes = sorted(self._sizes()) if self._graphs else []
+        masks = [torch.zeros(size, dtype=torch.bool, device=self._device) for size in sizes]
+        return [Batch([None] * len(mask), self._view(0, len(mask)), mask) for mask in masks]
+
+    def _sizes(self) -> set[int]:
+        return {self._size(rows) for rows in range(1, self.count + 1)}
 
     def _size(self, rows: int) -> int:
         if self._fixed:
@@ -209,10 +219,6 @@ class Slots:
 
     def _tensors(self, row: int) -> list[Tensor]:
         return [x for layer in self._view(row, row + 1).values() for x in layer]
-
-
-def _to_host(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
 
 def _rows_like(x: Tensor, rows: int) -> Tensor:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of an engine, without its thread: each reads chunks of prompts and decodes a token of every other request.
+With lookahead a step is launched first, and the tokens that the last one has drawn are handled while a GPU works at it:
+they go from step to step on the GPU.
 
 scheduler: who has a slot, which chunks ---> slots: states in place ---> the model: a step of rows, and chunks
     ^                                          |  ^                          |
@@ -13,18 +15,20 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..models.language_model import LanguageModel
 from ..models.tokenizer import Tokenizer
+from ..models.transfers import to_device
 from .config import EngineConfig
 from .metrics import Counts
 from .params import Output
 from .prefix_cache import HashedTokens, KeptBoundaries, PrefixCache
 from .running import RunningRequest
-from .sampler import Choice, Drawn, Sampler
+from .sampler import Choice, Draw, Drawn, Sampler
 from .scheduler import Scheduler
 from .slots import Batch, KeptState, Slots
 from .speculation import NgramDraft
@@ -33,6 +37,7 @@ from .swap import SwapStore
 
 logger = logging.getLogger("xlstm_hip")
 STEPS_PER_SLOT = 256  # without an out-of-memory, after which one more slot is used again, and one more state is kept
+TO_CAPTURE = 2  # calls of a kind after which its graph is there
 MOST_OUT_OF_MEMORY = 3  # times that a request is read again for it
 
 
@@ -48,9 +53,25 @@ class Ready:
         self.requests.extend(requests)
         self._parts.append(logits)
 
+    def keep(self, rows: list[int]) -> None:
+        """These alone."""
+        if len(rows) < len(self.requests):
+            logits = rows_of(self.logits, rows)
+            self.requests, self._parts = [self.requests[row] for row in rows], [logits]
+
     @property
     def logits(self) -> Tensor:
-        return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts)]
+        return self._parts[0]
+
+
+class Sampled(NamedTuple):
+    """Tokens that were drawn, maybe are still being drawn, and are not handled yet."""
+
+    requests: list[RunningRequest]
+    draw: Draw
+    logits: Tensor  # that they were drawn from
 
 
 class Stepper:
@@ -85,6 +106,9 @@ class Stepper:
         self._asking: dict[str, set[str]] = {}  # by session: its requests that have not begun
         self._cache_on_host = config.prefix_cache_device == "host"
         self._good_steps = 0  # since memory ran out, or a slot was given back
+        self._sampled: Sampled | None = None
+        on_gpu = self._device.type == "cuda"
+        self._lookahead = (on_gpu if config.lookahead is None else config.lookahead) and not config.speculation_tokens
         self.counts = Counts()
 
     # ---- requests
@@ -138,14 +162,44 @@ class Stepper:
     # ---- a step
 
     @torch.no_grad()
+    def warm_up(self) -> None:
+        """Has a GPU capture the graphs of each number of rows, and of a chunk, before a request waits for that."""
+        began, batches = time.monotonic(), self.slots.graph_batches()
+        if not batches:
+            return
+        try:
+            for batch in batches:
+                tokens = torch.zeros(len(batch.ids), dtype=torch.int64, device=self._device)
+                for _ in range(TO_CAPTURE):
+                    self._model.step(tokens, batch.state, batch.mask)
+            chunk = torch.zeros(1, self._config.prefill_chunk, dtype=torch.int64, device=self._device)
+            self.slots.claim("warm-up")
+            for _ in range(TO_CAPTURE):
+                self._model.read(chunk, self.slots.state_of("warm-up"), None, True)
+            self.slots.release("warm-up")
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            torch.cuda.empty_cache()
+            logger.warning("out of memory while graphs were captured ahead; the others are when a step needs them")
+        logger.info("graphs of %d numbers of rows captured in %.1f s", len(batches), time.monotonic() - began)
+
+    @torch.no_grad()
     def step(self) -> bool:
         """One step. False if there was nothing to do."""
         began = time.monotonic()
         for id in self.scheduler.expired(began):
             self._end(self.live[id], "deadline")
+        looks_ahead = self._lookahead and not any(
+            self.live[id].request.session is not None for id in self.slots.decoding_ids()
+        )
         plan = self.scheduler.plan(self.swap.room_for(self.slots.row_bytes))
+        handled = self._sampled is not None
+        if plan.preempted or not looks_ahead:
+            self._handle()
         for id in plan.preempted:
-            self._swap_out(self.live[id])
+            if id in self.live:
+                self._swap_out(self.live[id])
         ready = Ready()
         decoded = self._decode(ready)
         for id in plan.admitted:  # a prompt that was read before decodes from the next step on
@@ -154,11 +208,14 @@ class Stepper:
             running = self.live.get(chunk.id)
             if running is not None and self.slots.has(chunk.id) and not running.is_read:
                 self._guarded(running, self._read_chunk, ready)
+        self._handle(ready)
         self._sample(ready)
+        if not looks_ahead:
+            self._handle()
         worked = bool(decoded or plan.chunks or plan.admitted)
         if worked:
             self._count_step(decoded, time.monotonic() - began)
-        return worked
+        return worked or handled
 
     def _guarded(
         self,
@@ -235,7 +292,7 @@ class Stepper:
             return
         text, begin = running.to_read, running.read
         end = min((begin // text.chunk + 1) * text.chunk, len(text))
-        x = torch.from_numpy(text.tokens[begin:end]).long().unsqueeze(0).to(self._device)
+        x = to_device(torch.from_numpy(text.tokens[begin:end]).long().unsqueeze(0), self._device)
         state = self.slots.state_of(running.id)
         # Whole chunks alone are worth a graph: the ends of prompts have any length.
         logits, _ = self._model.read(x, state, None, end - begin == text.chunk)
@@ -258,27 +315,49 @@ class Stepper:
     def _decode(self, ready: Ready) -> int:
         """A token of each row that decodes, or more; returns how many rows those were."""
         checked = self._check_guesses(ready)
-        decoding = self.slots.decoding
-        if decoding == len([id for id in checked if id in self.live and self.slots.has(id)]):
+        without = {id for id in checked if id in self.live and self.slots.has(id)}
+        without.update(running.id for running in self._awaited() if running.may_add == 1)
+        if self.slots.decoding == len(without):
             return len(checked)
-        return len(checked) + self._decode_rows(self.slots.batch(checked), ready)
+        return len(checked) + self._decode_rows(self.slots.batch(without), ready)
 
     def _decode_rows(self, batch: Batch, ready: Ready) -> int:
         rows = [row for row, id in enumerate(batch.ids) if id is not None]
         decoding = [self.live[id] for id in batch.ids if id is not None]
-        last = [0 if id is None else self.live[id].generated[-1] for id in batch.ids]
-        tokens = torch.tensor(last, device=self._device)
+        tokens = self._last_tokens(batch.ids)
         try:
             logits = self._model.step(tokens, batch.state, batch.mask)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._out_of_memory(f"decoding {len(rows)} rows", error)
+            self._handle(keep=False)
             for running in decoding:  # their states may be between two tokens
-                self._read_again(running, error if len(rows) == 1 else None)
+                if self.live.get(running.id) is running:
+                    self._read_again(running, error if len(rows) == 1 else None)
             return len(rows)
-        ready.add(decoding, logits if len(rows) == len(batch.ids) else logits[rows])
+        for running in decoding:
+            running.unread -= 1
+        ready.add(decoding, logits if len(rows) == len(batch.ids) else rows_of(logits, rows))
         return len(rows)
+
+    def _awaited(self) -> list[RunningRequest]:
+        """Requests whose last token is drawn and not handled."""
+        sampled = self._sampled
+        return [] if sampled is None else [one for one in sampled.requests if self.live.get(one.id) is one]
+
+    def _last_tokens(self, ids: Sequence[str | None]) -> Tensor:
+        """(rows) the last token of each; 0 for those that are masked. Tokens being drawn stay on the device."""
+        places: dict[str, int] = {}
+        if self._sampled is not None:
+            places = {one.id: place for place, one in enumerate(self._sampled.requests)}
+        known = [0 if id is None or id in places else self.live[id].generated[-1] for id in ids]
+        if self._sampled is None:
+            return to_device(torch.tensor(known), self._device)
+        drawn = self._sampled.draw.tokens.clamp(min=0)  # where there was none to draw, the request will end
+        place = [-1 if id is None else places.get(id, -1) for id in ids]
+        known_tokens, place_of = to_device(torch.tensor([known, place]), self._device)
+        return torch.where(place_of >= 0, drawn[place_of.clamp(min=0)], known_tokens)
 
     # ---- speculation
 
@@ -293,7 +372,7 @@ class Stepper:
         for running in decoding:
             guess: list[int] = []
             if len(decoding) <= self._config.speculation_rows and running.draft is not None:
-                left = running.request.params.max_tokens - len(running.generated) - 1
+                left = running.may_add - 1
                 guess = running.draft.guess(min(self._config.speculation_tokens, left)) if left else []
             if guess or running.unread > 1:
                 checked.add(running.id)
@@ -315,10 +394,9 @@ class Stepper:
             (one,) = self._sampler.draw([running.choice], logits[row : row + 1])
             if isinstance(one, Exception):
                 raise one
-            running.unread += 1
             if row == len(guess):
                 self.slots.load(running.id, last)
-                running.unread = 1
+                running.unread = 0
             is_right = row < len(guess) and one.token == guess[row]
             right += is_right
             self._add(running, one, logits, row, time.monotonic())
@@ -330,18 +408,40 @@ class Stepper:
         self.counts.guessed_right += right
 
     def _sample(self, ready: Ready) -> None:
+        """Draws a token of each, without waiting for it."""
         if not ready.requests:
             return
-        logits = ready.logits
-        drawn = self._sampler.draw([running.choice for running in ready.requests if running.choice is not None], logits)
+        choices = [running.choice for running in ready.requests if running.choice is not None]
+        self._sampled = Sampled(ready.requests, self._sampler.start(choices, ready.logits), ready.logits)
+
+    def _handle(self, ready: Ready | None = None, keep: bool = True) -> None:
+        """Waits for the tokens that are being drawn, and delivers them.
+
+        ready    of the step that is under way: it loses the requests that these tokens end
+        keep     whether states of answers that end may be kept
+        """
+        sampled, self._sampled = self._sampled, None
+        if sampled is None:
+            return
+        next_row = {} if ready is None else {id(running): row for row, running in enumerate(ready.requests)}
+        drawn = sampled.draw.results()
         now = time.monotonic()
-        for row, (running, one) in enumerate(zip(ready.requests, drawn, strict=True)):
+        for row, (running, one) in enumerate(zip(sampled.requests, drawn, strict=True)):
+            if self.live.get(running.id) is not running:  # cancelled, say
+                continue
             if isinstance(one, Exception):
                 self._end(running, "error", one)
+            elif ready is not None and id(running) in next_row:
+                self._add(running, one, ready.logits, next_row[id(running)], now)
             else:
-                self._add(running, one, logits, row, now)
+                self._add(running, one, sampled.logits, row, now, keep)
+        if ready is not None:
+            ready.keep([row for row, one in enumerate(ready.requests) if self.live.get(one.id) is one])
 
-    def _add(self, running: RunningRequest, drawn: Drawn, logits: Tensor, row: int, now: float) -> None:
+    def _add(
+        self, running: RunningRequest, drawn: Drawn, logits: Tensor, row: int, now: float, keep: bool = True
+    ) -> None:
+        """logits[row]: those after what the state has read."""
         if running.last_token_at is None and not running.request.answered:
             self.counts.time_to_first_token.add(now - running.arrived)
         elif running.last_token_at is not None:
@@ -352,7 +452,7 @@ class Stepper:
             running.draft.add(drawn.token)
         try:
             output = running.add(drawn)
-            if output.finish_reason is not None:
+            if output.finish_reason is not None and keep:
                 self._keep_answer(running, logits[row : row + 1])
         except Exception as error:  # of a tokenizer, say
             self._end(running, "error", error)
@@ -380,7 +480,7 @@ class Stepper:
         self.cache.keep(text, kept)
 
     def _keep_answer(self, running: RunningRequest, logits: Tensor) -> None:
-        """The state that has read all but the last token, whose logits these are."""
+        """The state at the end: it has read all but the last token, or that, too. These are the logits after it."""
         session = running.request.session
         if session is None and not self._config.cache_answers:
             return
@@ -468,6 +568,10 @@ class Stepper:
         if self._good_steps % STEPS_PER_SLOT == 0:
             self.scheduler.slots = min(self.scheduler.slots + 1, self._config.slots)
             self.cache.raise_limit(self.slots.kept_bytes)
+
+
+def rows_of(x: Tensor, rows: Sequence[int]) -> Tensor:
+    return x[to_device(torch.tensor(rows, dtype=torch.int64), x.device)]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
