@@ -193,8 +193,8 @@ def markdown(results: dict[str, Any]) -> str:
         first, between = (", ".join(f"{ms:.3g}" for ms in row[name]) for name in ("first_ms", "between_ms"))
         lines.append(
             f"| {row['concurrency']} | {row['prompt']}, {row['new']} | {row['token_budget']}, {row['chunk']} "
-            f"| {'yes' if row['lookahead'] else 'no'} | {row['tokens_per_s']:,.0f} | {row['of_both']:.0%} | {row['step_tokens_per_s']:,.0f} "
-            f"| {row['prompt_tokens_per_s']:,.0f} | {first} | {between} | {row['step_ms']:.3g} |"
+            f"| {'yes' if row['lookahead'] else 'no'} | {row['tokens_per_s']:,.0f} | {row['of_both']:.0%} "
+            f"| {row['step_tokens_per_s']:,.0f} | {row['prompt_tokens_per_s']:,.0f} | {first} | {between} | {row['step_ms']:.3g} |"
         )
     return "\n".join(lines) + "\n"
 

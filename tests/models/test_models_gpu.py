@@ -107,6 +107,37 @@ def test_chunks_in_graphs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
     assert len(captures) == 2
 
 
+@pytest.mark.parametrize("rows", [1, 9, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_a_step_with_a_chunk_in_a_graph(dtype: torch.dtype, rows: int) -> None:
+    """Beside the CPU; what is captured and replayed has the bits of the call by itself, masked rows theirs of before."""
+    model = small_model(dtype=dtype, **WIDE)
+    wide, gpu_model = copy.deepcopy(model).double(), on_device(model)
+    mask = torch.arange(rows) % 4 != 3
+    first = {}
+    for turn in range(3):
+        x, chunk = tokens(rows, 1, 301, seed=turn)[:, 0], tokens(1, 40, 301, seed=turn)
+        results = []
+        for one in (wide, model, gpu_model):
+            device = one.embedding.weight.device
+            state = first.setdefault(id(one), one.read(tokens(rows, 30, 301).to(device))[1])
+            before = {n: tuple(part.clone() for part in layer) for n, layer in state.items()}
+            of_chunk = one.read(tokens(1, 5, 301, seed=9).to(device))[1]
+            again = [{n: tuple(p.clone() for p in layer) for n, layer in s.items()} for s in (state, of_chunk)]
+            given = (x.to(device), mask.to(device), chunk.to(device))
+            logits = one.step_and_read(given[0], state, given[1], given[2], of_chunk, True)
+            eager = one.step_and_read(given[0], again[0], given[1], given[2], again[1])
+            for kept, other in zip((state, of_chunk), again, strict=True):
+                assert all(torch.equal(a, b) for n in kept for a, b in zip(kept[n], other[n], strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(logits, eager, strict=True))
+            for n, layer in state.items():
+                assert all(torch.equal(a[~given[1]], b[~given[1]]) for a, b in zip(layer, before[n], strict=True))
+            results.append((*logits, *(part for s in (state, of_chunk) for layer in s.values() for part in layer)))
+        for true, plain, actual in zip(*results, strict=True):
+            no_worse(actual, plain, true)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_packed_sequences(dtype: torch.dtype) -> None:
     """Logits and the states of sequences in one row, each compared with itself alone; and a step of all of them."""

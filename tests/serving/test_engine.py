@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from support.serving import EOS, Answers, all_of, ask, engine_of, paused, prompt_of, serving_model
+from support.serving import (
+    EOS,
+    Answers,
+    all_of,
+    ask,
+    engine_of,
+    out_of_memory_at,
+    paused,
+    prompt_of,
+    serving_model,
+    unlike_requests,
+)
 from xlstm_hip.models import generate, generate_text, load_pretrained, load_tokenizer, xLSTMLarge
 from xlstm_hip.serving import (
     Engine,
@@ -29,16 +40,6 @@ from xlstm_hip.serving.sampler import Choice
 
 pytestmark = pytest.mark.usefixtures("lookahead")
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-UNLIKE: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 0, "repetition_penalty": 1.5},
-    {"seed": 1},
-    {"seed": 2, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
-    {"seed": 3, "temperature": 1.3, "min_p": 0.05},
-    {"seed": 4, "repetition_penalty": 1.2},
-    {"seed": 5, "logit_bias": {3: -100, 200: 5.0}},
-    {"seed": 6, "presence_penalty": 1.0, "frequency_penalty": 0.5},
-]
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +50,6 @@ def model() -> xLSTMLarge:
 @pytest.fixture(scope="module")
 def demo() -> Any:
     return load_pretrained("models/demo", weight_mode="fused")
-
-
-def unlike_requests(**more: Any) -> list[Request]:
-    """Prompts of one token up to several chunks, answers of one token up to many."""
-    lengths, tokens = (1, 2, 15, 16, 17, 32, 47, 100), (40, 1, 2, 30, 12, 50, 7, 20)
-    return [
-        Request(str(n), prompt_of(length, n), SamplingParams(max_tokens=most, ignore_eos=True, **params, **more))
-        for n, (params, length, most) in enumerate(zip(UNLIKE, lengths, tokens, strict=True))
-    ]
 
 
 # ---- the same answer
@@ -418,21 +410,6 @@ def test_a_prompt_that_fails_ends_its_request_alone(model: xLSTMLarge, monkeypat
         answers = ask(engine, Request("bad", [77], GREEDY), Request("good", [5], GREEDY))
         assert str(answers.outputs["bad"][-1].error) == "planted" and len(answers.tokens("good")) == 12
         assert engine.healthy and engine.metrics().slots_used == 0
-
-
-def out_of_memory_at(monkeypatch: pytest.MonkeyPatch, name: str, calls: set[int]) -> list[int]:
-    """These calls of a method of the model spoil the state that they were given, and run out of memory."""
-    method, count = getattr(xLSTMLarge, name), [0]
-
-    def failing(self: xLSTMLarge, x: torch.Tensor, state: Any = None, *rest: Any) -> Any:
-        count[0] += 1
-        if count[0] in calls:
-            state[0][0].fill_(float("nan"))
-            raise torch.OutOfMemoryError("planted")
-        return method(self, x, state, *rest)
-
-    monkeypatch.setattr(xLSTMLarge, name, failing)
-    return count
 
 
 @pytest.mark.parametrize(("method", "calls"), [("step", {3, 4, 30}), ("read", {2, 5}), ("read", {1})], ids=str)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from support.peer_models import small_model
@@ -21,6 +22,16 @@ from xlstm_hip.models.tokenizer import BYTES
 from xlstm_hip.serving import Engine, EngineConfig, Output, Request, SamplingParams
 
 EOS = 2
+UNLIKE: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.5},
+    {"seed": 1},
+    {"seed": 2, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    {"seed": 3, "temperature": 1.3, "min_p": 0.05},
+    {"seed": 4, "repetition_penalty": 1.2},
+    {"seed": 5, "logit_bias": {3: -100, 200: 5.0}},
+    {"seed": 6, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+]
 SMALL_ENGINE: dict[str, Any] = {"slots": 4, "prefill_chunk": 16, "token_budget": 32}
 
 
@@ -149,3 +160,27 @@ def start_engine(changes: dict[str, Any], fault: str, number: int) -> Engine:
 
     engine._stepper.step = faulty  # type: ignore[method-assign]
     return engine.start()
+
+
+def unlike_requests(**more: Any) -> list[Request]:
+    """Prompts of one token up to several chunks, answers of one token up to many."""
+    lengths, tokens = (1, 2, 15, 16, 17, 32, 47, 100), (40, 1, 2, 30, 12, 50, 7, 20)
+    return [
+        Request(str(n), prompt_of(length, n), SamplingParams(max_tokens=most, ignore_eos=True, **params, **more))
+        for n, (params, length, most) in enumerate(zip(UNLIKE, lengths, tokens, strict=True))
+    ]
+
+
+def out_of_memory_at(monkeypatch: pytest.MonkeyPatch, name: str, calls: set[int]) -> list[int]:
+    """These calls of a method of the model spoil the state that they were given, and run out of memory."""
+    method, count = getattr(xLSTMLarge, name), [0]
+
+    def failing(self: xLSTMLarge, x: torch.Tensor, state: Any = None, *rest: Any) -> Any:
+        count[0] += 1
+        if count[0] in calls:
+            state[0][0].fill_(float("nan"))
+            raise torch.OutOfMemoryError("planted")
+        return method(self, x, state, *rest)
+
+    monkeypatch.setattr(xLSTMLarge, name, failing)
+    return count

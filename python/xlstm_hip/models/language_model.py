@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface that generation needs of a model."""
+"""The interfaces that generation and serving need of a model."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ class LanguageModel(Protocol):
         mask: Tensor | None = None,
         then: Then | None = None,  # called with the logits
     ) -> Tensor: ...
+
+
+class ServedModel(LanguageModel, Protocol):
+    """And what serving needs beyond."""
+
+    def step_and_read(
+        self, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State, replay: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """step of tokens (B), and read of x (1, S), in one pass over the weights."""
+        ...

@@ -143,3 +143,32 @@ class MLSTMCall:
             if old is not new:
                 old.copy_(new)
         return state
+
+
+@dataclass(eq=False)
+class StepAndReadCall:
+    """The mLSTM of one row of tokens that is two things: one token of each of `rows` sequences, and behind them a
+    sequence by itself. So both share the products of a block, which read the weights once. A state is a pair, too.
+    """
+
+    rows: int
+    step: MLSTMCall
+    read: MLSTMCall
+    keep: Tensor | None  # (rows) bool: False for those of the rows that leave their state as it is
+
+    def __call__(
+        self,
+        q: Tensor,  # (1, rows + S, NH, DHQK), and so are the others
+        k: Tensor,
+        v: Tensor,
+        i: Tensor,
+        f: Tensor,
+        state: tuple[LayerState, LayerState],
+        mask: None,
+    ) -> tuple[Tensor, tuple[LayerState | None, LayerState | None]]:
+        parts, rows = (q, k, v, i, f), self.rows
+        q, k, v, i, f = (x[0, :rows].unsqueeze(1) for x in parts)
+        h, last = self.step(q, k, v, i, f, state[0], None if self.keep is None else self.keep.unsqueeze(1))
+        q, k, v, i, f = (x[:, rows:] for x in parts)
+        after, read = self.read(q, k, v, i, f, state[1], mask)
+        return torch.cat((h.transpose(0, 1), after), 1), (last, read)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a few hundred tokens through a model as one GPU graph.
+"""Reading a few hundred tokens through a model as one GPU graph, by themselves or beside a step of other sequences.
 
 A block of the model is some thirty launches, which the host needs longer for than a GPU needs to compute some hundred
 tokens: a long prompt read in chunks, with others served in between, would take twice as long as at once. The first call
@@ -28,6 +28,8 @@ MOST_TOKENS = 2048  # more keep a GPU busy for longer than the host needs to lau
 MOST_GRAPHS = 4  # that are kept, the latest used; each has what its layers need, and states
 MOST_SHAPES = 64  # that are remembered as seen
 Read = Callable[[Tensor, "State | None"], tuple[Tensor, "State"]]  # tokens, state -> logits of the next token, state
+# tokens and states of rows, their mask, tokens and state of a sequence -> logits of both
+StepAndRead = Callable[[Tensor, "State", "Tensor | None", Tensor, "State"], tuple[Tensor, Tensor]]
 Key = tuple
 
 
@@ -53,22 +55,48 @@ class _ReadGraph:
         return self._logits.clone(), state
 
 
+class _StepAndReadGraph:
+    """The graph of one shape and of the rows' states, which it has by address; the sequence's are copied."""
+
+    def __init__(
+        self, call: StepAndRead, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State
+    ) -> None:
+        self._tokens, self._mask, self._x = tokens.clone(), None if mask is None else mask.clone(), x.clone()
+        self._read_state = copied(read_state)
+        self._replay = decode_engine.captured(lambda: self._run(call, state))
+
+    def _run(self, call: StepAndRead, state: State) -> None:
+        self._logits, self._read_logits = call(self._tokens, state, self._mask, self._x, self._read_state)
+
+    def __call__(self, tokens: Tensor, mask: Tensor | None, x: Tensor, read_state: State) -> tuple[Tensor, Tensor]:
+        self._tokens.copy_(tokens)
+        self._x.copy_(x)
+        if mask is not None and self._mask is not None:
+            self._mask.copy_(mask)
+        overwrite(self._read_state, read_state)
+        self._replay()
+        overwrite(read_state, self._read_state)
+        return self._logits.clone(), self._read_logits.clone()
+
+
 class ReadGraphs:
-    """The graphs of a model as it is now, by shape."""
+    """The graphs of a model as it is now, by shape.
+
+    most_with_steps    of those of step_and_read that are kept
+    """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[Key, None] = OrderedDict()
         self._graphs: OrderedDict[Key, _ReadGraph] = OrderedDict()
+        self._with_steps: OrderedDict[Key, _StepAndReadGraph] = OrderedDict()
+        self.most_with_steps = 1
 
     def read(self, read: Read, x: Tensor, state: State | None, settings: str) -> tuple[Tensor, State]:
         """What `read` returns; a given state is overwritten. settings: of the model, which a graph is captured with."""
         dtypes = None if state is None else tuple(part.dtype for part in state[0])
         key = (x.shape, dtypes, settings, changes(), gpu_schedule())
         graph = self._graphs.get(key)
-        if graph is None and key not in self._seen:
-            self._seen[key] = None
-            if len(self._seen) > MOST_SHAPES:
-                self._seen.popitem(last=False)
+        if graph is None and not self._came_before(key):
             return read(x, state)
         if graph is None:
             if len(self._graphs) == MOST_GRAPHS:
@@ -77,13 +105,47 @@ class ReadGraphs:
         self._graphs.move_to_end(key)
         return graph(x, state)
 
+    def step_and_read(
+        self,
+        call: StepAndRead,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None,
+        x: Tensor,
+        read_state: State,
+        settings: str,
+    ) -> tuple[Tensor, Tensor]:
+        """What `call` returns; both states are overwritten."""
+        addresses = tuple(part.data_ptr() for layer in state.values() for part in layer)
+        dtypes = tuple(part.dtype for part in state[0])
+        key = (tokens.shape, mask is None, x.shape, dtypes, addresses, settings, changes(), gpu_schedule())
+        graph = self._with_steps.get(key)
+        if graph is None and not self._came_before(key):
+            return call(tokens, state, mask, x, read_state)
+        if graph is None:
+            while len(self._with_steps) >= self.most_with_steps:
+                self._with_steps.popitem(last=False)
+            graph = self._with_steps[key] = _StepAndReadGraph(call, tokens, state, mask, x, read_state)
+        self._with_steps.move_to_end(key)
+        return graph(tokens, mask, x, read_state)
+
+    def _came_before(self, key: Key) -> bool:
+        if key in self._seen:
+            return True
+        self._seen[key] = None
+        if len(self._seen) > MOST_SHAPES:
+            self._seen.popitem(last=False)
+        return False
+
 
 _GRAPHS: weakref.WeakKeyDictionary[decode_engine.DecodeEngine, ReadGraphs] = weakref.WeakKeyDictionary()
 
 
 def read_graphs_of(engine: decode_engine.DecodeEngine) -> ReadGraphs:
     """An engine lasts as long as the model's parts stay what they are, and so do the graphs."""
-    return _GRAPHS.setdefault(engine, ReadGraphs())
+    graphs = _GRAPHS.setdefault(engine, ReadGraphs())
+    graphs.most_with_steps = engine.most_graphs
+    return graphs
 
 
 def suits_graph(x: Tensor) -> bool:

@@ -24,7 +24,7 @@ from .decode_engine import DecodeEngine, Numbers, Then, engine_of, engine_runs_k
 from .generation import generate
 from .initial_weights import fill_initial_weights
 from .language_model import State
-from .mlstm_call import LayerState, MLSTMCall
+from .mlstm_call import LayerState, MLSTMCall, StepAndReadCall
 from .norms import RMSNorm
 from .quantize import Scheme, count_weights
 from .read_graphs import ReadGraphs, read_graphs_of, suits_graph
@@ -53,8 +53,10 @@ class xLSTMLargeBlockStack(nn.Module):
         mask: Tensor | None = None,  # (B, S)
         keep_state: bool = False,
         cu_seqlens: Tensor | None = None,  # (N + 1): the sequences of one row; states are of N
+        call: Any = None,  # in the place of MLSTMCall; its state is a block's in `state`
     ) -> tuple[Tensor, State]:
-        call = MLSTMCall.of_model(self.config, x, keep_state, cu_seqlens)
+        if call is None:
+            call = MLSTMCall.of_model(self.config, x, keep_state, cu_seqlens)
         last: State = {}
         y: Tensor | None = None  # of the last block, still to be added to x
         checkpointed = self.activation_checkpointing and torch.is_grad_enabled()
@@ -211,6 +213,48 @@ class xLSTMLarge(nn.Module):
     def _read(self, x: Tensor, state: State | None, mask: Tensor | None = None) -> tuple[Tensor, State]:
         hidden, last = self.hidden(x, state, mask, keep_state=True)
         return self.logits(hidden[:, -1]), last
+
+    @torch.no_grad()
+    def step_and_read(
+        self, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State, replay: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """step and read in one pass over the weights: one token of each row, tokens (B) and mask (B), and tokens
+        x (1, S) of another sequence -> logits (B, V) and (1, V). Both states are overwritten.
+
+        replay    as in read
+        """
+        has_rank("tokens", tokens, 1, "(B)")
+        if has_rank("x", x, 2, "(1, S)").shape[0] != 1:
+            raise ValueError(f"x: expected one sequence, got shape {tuple(x.shape)}")
+        mask = None if mask is None else self._checked_mask(mask, tokens)
+        for name, one, rows in (("state", state, tokens.shape[0]), ("read_state", read_state, 1)):
+            if None in self._checked_state(one):
+                raise ValueError(f"{name}: expected tensors in each block, not None for its beginning")
+            self._check_tensors(one, x, rows)
+        graphs = self._read_graphs(x, read_state, None) if replay else None
+        if graphs is None:
+            return self._step_and_read(tokens, state, mask, x, read_state)
+        return graphs.step_and_read(self._step_and_read, tokens, state, mask, x, read_state, repr(self.config))
+
+    def _step_and_read(
+        self, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State
+    ) -> tuple[Tensor, Tensor]:
+        rows = tokens.shape[0]
+        embedded = self._embedded(torch.cat((tokens, x[0])))
+        of_step, of_read = (
+            MLSTMCall.of_model(self.config, part, keep_state=True)
+            for part in (embedded[:rows].unsqueeze(1), embedded[rows:].unsqueeze(0))
+        )
+        call = StepAndReadCall(rows, of_step, of_read, mask)
+        both: Any = {block: (state[block], read_state[block]) for block in state}
+        hidden, _ = self.backbone(embedded.unsqueeze(0), both, call=call)
+        for part, kept in enumerate((state, read_state)):
+            for block, lasts in both.items():
+                if lasts[part] is not kept[block]:
+                    for old, new in zip(kept[block], lasts[part], strict=True):
+                        old.copy_(new)
+        logits = self.logits(torch.cat((hidden[0, :rows], hidden[0, -1:])))
+        return logits[:rows], logits[rows:]
 
     def _read_graphs(self, x: Tensor, state: State | None, mask: Tensor | None) -> ReadGraphs | None:
         """None for calls that no graph takes."""

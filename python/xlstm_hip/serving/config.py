@@ -49,6 +49,9 @@ class EngineConfig:
     lookahead             whether a step is launched before the last one's tokens are handled, so that a GPU does not
                           wait for the host; answers stay the same. Steps that guess or have a request of a session are
                           launched after them. None: on a GPU
+    join_chunks           whether rows that decode share their products with a whole chunk of a prompt, so that weights
+                          are read once. Last bits of an answer then depend on what runs beside. None: on a GPU, but
+                          not with fixed_rows, and never with speculation_tokens
     warm_up               whether a GPU captures the graphs of all numbers of rows at the start, so that no request
                           waits for that
     speculation_tokens    that are guessed from what the text repeats, and checked in one call; 0: none. The answer is
@@ -76,6 +79,7 @@ class EngineConfig:
     swap_folder: str | os.PathLike[str] | None = None
     swap_folder_bytes: int = 16 * 1024 * MIB
     lookahead: bool | None = None
+    join_chunks: bool | None = None
     warm_up: bool = True
     speculation_tokens: int = 0
     speculation_rows: int = 4
@@ -97,7 +101,10 @@ class EngineConfig:
             _integer_from_0(name, getattr(self, name))
         for name in ("preemption", "fixed_rows", "cache_answers", "warm_up"):
             one_of(name, getattr(self, name), (True, False))
-        one_of("lookahead", self.lookahead, (True, False, None))
+        for name in ("lookahead", "join_chunks"):
+            one_of(name, getattr(self, name), (True, False, None))
+        if self.join_chunks and (self.fixed_rows or self.speculation_tokens):
+            raise ValueError("join_chunks: expected False or None with fixed_rows or speculation_tokens, got True")
         ageing = self.ageing_seconds
         if isinstance(ageing, bool) or not isinstance(ageing, (int, float)) or not 0 < ageing < float("inf"):
             raise ValueError(f"ageing_seconds: expected a finite number > 0, got {ageing!r}")

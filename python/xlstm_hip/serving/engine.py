@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from .._core.checks import one_of
-from ..models.language_model import LanguageModel
+from ..models.language_model import ServedModel
 from ..models.tokenizer import Tokenizer
 from .admission import Admission
 from .config import EngineConfig
@@ -49,7 +49,7 @@ class Engine:
     tokenizer    of load_tokenizer
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, config: EngineConfig | None = None) -> None:
+    def __init__(self, model: ServedModel, tokenizer: Tokenizer, config: EngineConfig | None = None) -> None:
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config: expected an EngineConfig or None, got {config!r}")

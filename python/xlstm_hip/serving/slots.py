@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.decode_engine import keep_step_graphs
-from ..models.language_model import LanguageModel, State
+from ..models.language_model import ServedModel, State
 from ..models.transfers import pinned_copy, to_device
 from .narrow import narrow_bytes, narrowed, widened
 
@@ -62,9 +62,7 @@ class Slots:
     kept_dtype    of C in states that are kept for others: see narrow.py
     """
 
-    def __init__(
-        self, model: LanguageModel, count: int, fixed_rows: bool = False, kept_dtype: str | None = None
-    ) -> None:
+    def __init__(self, model: ServedModel, count: int, fixed_rows: bool = False, kept_dtype: str | None = None) -> None:
         device = model.embedding.weight.device
         # The model itself says what its state looks like.
         _, like = model.read(torch.zeros(1, 1, dtype=torch.int64, device=device))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..models.language_model import LanguageModel
+from ..models.language_model import ServedModel
 from ..models.tokenizer import Tokenizer
 from ..models.transfers import to_device
 from .config import EngineConfig
@@ -29,7 +29,7 @@ from .params import Output
 from .prefix_cache import HashedTokens, KeptBoundaries, PrefixCache
 from .running import RunningRequest
 from .sampler import Choice, Draw, Drawn, Sampler
-from .scheduler import Scheduler
+from .scheduler import Chunk, Scheduler
 from .slots import Batch, KeptState, Slots
 from .speculation import NgramDraft
 from .structure import Structures
@@ -74,6 +74,14 @@ class Sampled(NamedTuple):
     logits: Tensor  # that they were drawn from
 
 
+class NextChunk(NamedTuple):
+    """The next piece of a prompt."""
+
+    running: RunningRequest
+    tokens: Tensor  # (1, S)
+    end: int  # in the prompt
+
+
 class Stepper:
     """
     on_loaded    called from another thread when the state of a session was read: see session_loaded
@@ -82,7 +90,7 @@ class Stepper:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: ServedModel,
         tokenizer: Tokenizer,
         config: EngineConfig,
         structures: Structures,
@@ -108,6 +116,8 @@ class Stepper:
         self._good_steps = 0  # since memory ran out, or a slot was given back
         self._sampled: Sampled | None = None
         on_gpu = self._device.type == "cuda"
+        joins = on_gpu and not config.fixed_rows if config.join_chunks is None else config.join_chunks
+        self._joins = joins and not config.speculation_tokens
         self._lookahead = (on_gpu if config.lookahead is None else config.lookahead) and not config.speculation_tokens
         self.counts = Counts()
 
@@ -167,16 +177,19 @@ class Stepper:
         began, batches = time.monotonic(), self.slots.graph_batches()
         if not batches:
             return
+        chunk = torch.zeros(1, self._config.prefill_chunk, dtype=torch.int64, device=self._device)
+        self.slots.claim("warm-up")
+        of_chunk = self.slots.copy_of("warm-up")
+        self.slots.release("warm-up")
         try:
             for batch in batches:
                 tokens = torch.zeros(len(batch.ids), dtype=torch.int64, device=self._device)
                 for _ in range(TO_CAPTURE):
                     self._model.step(tokens, batch.state, batch.mask)
-            chunk = torch.zeros(1, self._config.prefill_chunk, dtype=torch.int64, device=self._device)
-            self.slots.claim("warm-up")
+                    if self._joins:
+                        self._model.step_and_read(tokens, batch.state, batch.mask, chunk, of_chunk, True)
             for _ in range(TO_CAPTURE):
-                self._model.read(chunk, self.slots.state_of("warm-up"), None, True)
-            self.slots.release("warm-up")
+                self._model.read(chunk, of_chunk, None, True)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -201,10 +214,11 @@ class Stepper:
             if id in self.live:
                 self._swap_out(self.live[id])
         ready = Ready()
-        decoded = self._decode(ready)
-        for id in plan.admitted:  # a prompt that was read before decodes from the next step on
+        for id in plan.admitted:
             self._guarded(self.live[id], self._admit, ready)
-        for chunk in plan.chunks:
+        beside = self._chunk_beside(plan.chunks, ready) if self._joins else None
+        decoded = self._decode(ready, beside)
+        for chunk in plan.chunks[0 if beside is None else 1 :]:
             running = self.live.get(chunk.id)
             if running is not None and self.slots.has(chunk.id) and not running.is_read:
                 self._guarded(running, self._read_chunk, ready)
@@ -290,17 +304,36 @@ class Stepper:
         self._go_on_from_cache(running, ready)
         if running.is_read:
             return
+        chunk = self._next_chunk(running)
+        # Whole chunks alone are worth a graph: the ends of prompts have any length.
+        is_whole = chunk.tokens.shape[1] == running.to_read.chunk
+        logits, _ = self._model.read(chunk.tokens, self.slots.state_of(running.id), None, is_whole)
+        self._chunk_was_read(chunk, logits, ready)
+
+    def _next_chunk(self, running: RunningRequest) -> NextChunk:
         text, begin = running.to_read, running.read
         end = min((begin // text.chunk + 1) * text.chunk, len(text))
-        x = to_device(torch.from_numpy(text.tokens[begin:end]).long().unsqueeze(0), self._device)
-        state = self.slots.state_of(running.id)
-        # Whole chunks alone are worth a graph: the ends of prompts have any length.
-        logits, _ = self._model.read(x, state, None, end - begin == text.chunk)
-        self.counts.tokens_prefilled += end - begin
-        self._keep(running, text, end, logits)
-        if end % text.chunk == 0 and running.boundaries is not None:
+        x = torch.from_numpy(text.tokens[begin:end]).long().unsqueeze(0)
+        return NextChunk(running, to_device(x, self._device), end)
+
+    def _chunk_was_read(self, chunk: NextChunk, logits: Tensor, ready: Ready) -> None:
+        running, end = chunk.running, chunk.end
+        self.counts.tokens_prefilled += chunk.tokens.shape[1]
+        self._keep(running, running.to_read, end, logits)
+        if end % running.to_read.chunk == 0 and running.boundaries is not None:
             running.boundaries.kept(end)
         self._has_read(running, end, logits, ready)
+
+    def _chunk_beside(self, chunks: Sequence[Chunk], ready: Ready) -> NextChunk | None:
+        """The first chunk, if the rows that decode may share their products with it: it is whole, as graphs are."""
+        running = self.live.get(chunks[0].id) if chunks else None
+        if running is None or not self.slots.has(running.id) or running.is_read:
+            return None
+        self._guarded(running, self._go_on_from_cache, ready)
+        if running.id not in self.live or running.is_read or not self.slots.has(running.id):
+            return None
+        chunk = self._next_chunk(running)
+        return chunk if chunk.tokens.shape[1] == running.to_read.chunk else None
 
     def _has_read(self, running: RunningRequest, read: int, logits: Tensor | None, ready: Ready) -> None:
         running.read = read
@@ -312,34 +345,49 @@ class Stepper:
             assert logits is not None
             ready.add([running], logits.to(self._device))
 
-    def _decode(self, ready: Ready) -> int:
-        """A token of each row that decodes, or more; returns how many rows those were."""
+    def _decode(self, ready: Ready, beside: NextChunk | None) -> int:
+        """A token of each row that decodes, or more, and the chunk beside them; returns how many rows those were."""
         checked = self._check_guesses(ready)
         without = {id for id in checked if id in self.live and self.slots.has(id)}
         without.update(running.id for running in self._awaited() if running.may_add == 1)
-        if self.slots.decoding == len(without):
-            return len(checked)
-        return len(checked) + self._decode_rows(self.slots.batch(without), ready)
+        without.update(running.id for running in ready.requests if not running.generated)  # has no token yet
+        if self.slots.decoding > len(without):
+            return len(checked) + self._decode_rows(self.slots.batch(without), ready, beside)
+        if beside is not None:
+            self._guarded(beside.running, self._read_chunk, ready)
+        return len(checked)
 
-    def _decode_rows(self, batch: Batch, ready: Ready) -> int:
+    def _decode_rows(self, batch: Batch, ready: Ready, beside: NextChunk | None) -> int:
         rows = [row for row, id in enumerate(batch.ids) if id is not None]
         decoding = [self.live[id] for id in batch.ids if id is not None]
         tokens = self._last_tokens(batch.ids)
         try:
-            logits = self._model.step(tokens, batch.state, batch.mask)
+            if beside is None:
+                logits = self._model.step(tokens, batch.state, batch.mask)
+            else:
+                read = self.slots.state_of(beside.running.id)
+                logits, chunk_logits = self._model.step_and_read(
+                    tokens, batch.state, batch.mask, beside.tokens, read, True
+                )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._out_of_memory(f"decoding {len(rows)} rows", error)
             self._handle(keep=False)
-            for running in decoding:  # their states may be between two tokens
-                if self.live.get(running.id) is running:
-                    self._read_again(running, error if len(rows) == 1 else None)
+            alone = error if len(rows) == 1 and beside is None else None
+            for running in decoding if beside is None else [*decoding, beside.running]:
+                if self.live.get(running.id) is running:  # its state may be between two tokens
+                    self._read_again(running, alone)
             return len(rows)
         for running in decoding:
             running.unread -= 1
         ready.add(decoding, logits if len(rows) == len(batch.ids) else rows_of(logits, rows))
+        if beside is not None:
+            self._guarded(beside.running, functools.partial(self._beside_was_read, beside, chunk_logits), ready)
         return len(rows)
+
+    def _beside_was_read(self, chunk: NextChunk, logits: Tensor, running: RunningRequest, ready: Ready) -> None:
+        self._chunk_was_read(chunk, logits, ready)
 
     def _awaited(self) -> list[RunningRequest]:
         """Requests whose last token is drawn and not handled."""
@@ -368,7 +416,7 @@ class Stepper:
         checked: set[str] = set()
         if not self._config.speculation_tokens:
             return checked
-        decoding = [self.live[id] for id in self.slots.decoding_ids()]
+        decoding = [self.live[id] for id in self.slots.decoding_ids() if self.live[id].unread]
         for running in decoding:
             guess: list[int] = []
             if len(decoding) <= self._config.speculation_rows and running.draft is not None:

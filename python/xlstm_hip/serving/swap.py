@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from ..models.language_model import LanguageModel
+from ..models.language_model import ServedModel
 from ..models.states import load_state, model_facts, save_state
 from .prefix_cache import as_array
 from .slots import KeptState
@@ -46,7 +46,7 @@ class SwapStore:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: ServedModel,
         host_bytes: int,
         folder: str | os.PathLike[str] | None,
         folder_bytes: int,
