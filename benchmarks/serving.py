@@ -3,7 +3,7 @@
 
     python benchmarks/serving.py                                      the demo model on the CPU
     python benchmarks/serving.py --shape 4096x32x8 --device cuda      xLSTM-7B's shape, random weights
-    python benchmarks/serving.py --concurrency 64 --prompt 512 --new 128 --token-budget 1024 --out FILE.json
+    python benchmarks/serving.py --concurrency 64 --prompt 512 --new 128 --token-budget 512 --out FILE.json
 
 So many requests are under way all the time: one that is over makes way for the next. Beside the engine stand the same
 model's parts by themselves, with as many rows: a decode step, and a prompt read in the engine's chunks. *of both*: the
@@ -166,6 +166,30 @@ def measure(model: xLSTMLarge, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def shared_prompt(model: xLSTMLarge, args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds to the first token of a prompt, and of others that go on from the same beginning."""
+    generator = torch.Generator().manual_seed(0)
+    config = EngineConfig(prefill_chunk=args.chunk, token_budget=args.token_budget, prefix_cache_bytes=8 << 30)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    with Engine(model, NUMBERS, config) as engine:
+
+        def first_token(tokens: list[int]) -> float:
+            came = threading.Event()
+            began = time.perf_counter()
+            engine.submit(Request("a", tokens, SamplingParams(max_tokens=1, temperature=0)), lambda _: came.set())
+            came.wait()
+            return 1e3 * (time.perf_counter() - began)
+
+        for turn in range(6):
+            prompt = torch.randint(model.config.vocab_size, (args.shared,), generator=generator).tolist()
+            for again in range(4):
+                own = torch.randint(model.config.vocab_size, (16,), generator=generator).tolist()
+                elapsed = first_token(prompt + own)
+                if turn:  # the first loads
+                    times[again > 0].append(elapsed)
+    return {"tokens": args.shared, "first_ms": quantile(times[False], 0.5), "again_ms": quantile(times[True], 0.5)}
+
+
 def show(row: dict[str, Any]) -> str:
     first, between = (" and ".join(f"{ms:.3g}" for ms in row[name]) for name in ("first_ms", "between_ms"))
     return (
@@ -194,8 +218,15 @@ def markdown(results: dict[str, Any]) -> str:
         lines.append(
             f"| {row['concurrency']} | {row['prompt']}, {row['new']} | {row['token_budget']}, {row['chunk']} "
             f"| {'yes' if row['lookahead'] else 'no'} | {row['tokens_per_s']:,.0f} | {row['of_both']:.0%} "
-            f"| {row['step_tokens_per_s']:,.0f} | {row['prompt_tokens_per_s']:,.0f} | {first} | {between} | {row['step_ms']:.3g} |"
+            f"| {row['step_tokens_per_s']:,.0f} | {row['prompt_tokens_per_s']:,.0f} | {first} | {between} "
+            f"| {row['step_ms']:.3g} |"
         )
+    if shared := results.get("shared"):
+        lines += [
+            "",
+            f"A prompt of {shared['tokens']} tokens and 16 of its own has its first token after {shared['first_ms']:.3g} ms,",
+            f"and where another one began with those, after {shared['again_ms']:.3g} ms (medians).",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -211,10 +242,13 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128, help="tokens (default: %(default)s)")
     parser.add_argument("--chunk", type=int, default=256, help="EngineConfig.prefill_chunk (default: %(default)s)")
     parser.add_argument(
-        "--token-budget", type=int, default=512, help="EngineConfig.token_budget (default: %(default)s)"
+        "--token-budget", type=int, default=256, help="EngineConfig.token_budget (default: %(default)s)"
     )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--no-lookahead", action="store_true", help="EngineConfig.lookahead is False")
+    parser.add_argument(
+        "--shared", type=int, default=4096, help="tokens of a shared beginning; 0: none (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="JSON file of the results; a table goes beside it")
     args = parser.parse_args()
     model = model_of(args)
@@ -224,11 +258,18 @@ def main() -> None:
         one.requests = args.requests or 3 * concurrency
         rows.append(measure(model, one))
         print(show(rows[-1]), flush=True)
+    shared = shared_prompt(model, args) if args.shared else None
+    if shared is not None:
+        print(
+            f"a prompt of {shared['tokens']} tokens and 16: first token after {shared['first_ms']:.3g} ms,"
+            f" with the beginning of another one {shared['again_ms']:.3g} ms"
+        )
     if args.out is not None:
         results = {
             "environment": environment(torch.device(args.device)),
             "model": args.shape or args.model.name,
             "rows": rows,
+            "shared": shared,
         }
         args.out.write_text(json.dumps(results, indent=1) + "\n")
         args.out.with_suffix(".md").write_text(markdown(results))

@@ -53,6 +53,23 @@ def test_chunks(captures: list[Callable]) -> None:
     assert all(torch.equal(a, b) for a, b in kept)
 
 
+def test_a_mask_is_an_input(captures: list[Callable]) -> None:
+    """Padding on the left, other in each call; without a mask it is another graph."""
+    model = small_model()
+    _, state = model.read(tokens(2, 5))
+    for pads in (0, 3, 7, 1):
+        x = tokens(2, 8, seed=pads)
+        mask = (torch.arange(8) >= pads).expand(2, 8)
+        with torch.no_grad():
+            want = model._read(x, copied(state), mask)
+        actual = model.read(x, copied(state), mask, replay=True)
+        same(actual, want)
+        assert not torch.equal(actual[0], model.read(x, copied(state), replay=True)[0]) or not pads
+    assert len(captures) == 2
+    with pytest.raises(ValueError, match="mask: expected shape"):
+        model.read(x, copied(state), mask[:1], replay=True)
+
+
 def test_a_stream_reads_in_graphs(captures: list[Callable]) -> None:
     model, x = small_model(), tokens(3, 24)
     stream, whole = Stream(model, 3, replay_chunks=True), Stream(model, 3)
@@ -65,10 +82,8 @@ def test_a_stream_reads_in_graphs(captures: list[Callable]) -> None:
 
 def test_what_no_graph_takes(captures: list[Callable], monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small_model(), tokens(2, 8)
-    mask = torch.ones(2, 8, dtype=torch.bool)
     long = tokens(2, read_graphs.MOST_TOKENS // 2 + 1)
     for _ in range(3):
-        model.read(x, None, mask, replay=True)
         model.read(x.int(), replay=True)
         model.read(long, replay=True)
         model.read(x, dict.fromkeys(range(model.config.num_blocks)), replay=True)

@@ -16,7 +16,13 @@ from xlstm_hip.models import decode_engine, read_graphs, xLSTMLarge
 from xlstm_hip.models import xlstm_large as large
 from xlstm_hip.models.language_model import State
 
+PADS = 3  # of a chunk's tokens, on the left
 Both = tuple[Tensor, Tensor, State, State]
+
+
+def padded(chunk: Tensor) -> Tensor:
+    """Its mask."""
+    return (torch.arange(chunk.shape[1]) >= PADS).unsqueeze(0)
 
 
 def states_of(model: xLSTMLarge, rows: int, seed: int) -> State:
@@ -24,10 +30,10 @@ def states_of(model: xLSTMLarge, rows: int, seed: int) -> State:
 
 
 def apart(model: xLSTMLarge, x: Tensor, state: State, mask: Tensor | None, chunk: Tensor, of_chunk: State) -> Both:
-    """By layers, as the call of both is."""
+    """By layers, as the call of both is; without the chunk's padding."""
     state, of_chunk = copied(state), copied(of_chunk)
     logits = model._stepped_by_layers(x, state, mask)
-    return logits, model.read(chunk, of_chunk)[0], state, of_chunk
+    return logits, model.read(chunk[:, PADS:], of_chunk)[0], state, of_chunk
 
 
 def together(
@@ -41,7 +47,7 @@ def together(
 ) -> Both:
     state, of_chunk = copied(state), copied(of_chunk)
     first = {block: layer[0].data_ptr() for block, layer in state.items()}
-    logits, read = model.step_and_read(x, state, mask, chunk, of_chunk, replay)
+    logits, read = model.step_and_read(x, state, mask, chunk, of_chunk, padded(chunk), replay)
     assert all(layer[0].data_ptr() == first[block] for block, layer in state.items())  # in place
     return logits, read, state, of_chunk
 
@@ -109,7 +115,7 @@ def test_in_graphs(captures: list[Callable]) -> None:
             x, chunk, of_chunk = tokens(rows, 1, seed=turn)[:, 0], tokens(1, 8, seed=turn), states_of(model, 1, turn)
             mask = torch.arange(rows) != turn % rows
             want = together(model, x, state, mask, chunk, of_chunk)
-            logits, read = model.step_and_read(x, state, mask, chunk, of_chunk, True)
+            logits, read = model.step_and_read(x, state, mask, chunk, of_chunk, padded(chunk), True)
             actual = (logits, read, state, of_chunk)
             assert all(torch.equal(a, b) for a, b in zip(flat(actual), flat(want), strict=True))
             kept.append((logits, want[0]))
@@ -120,8 +126,8 @@ def test_in_graphs(captures: list[Callable]) -> None:
     decode_engine.keep_step_graphs(model, 1)
     x, chunk, of_chunk = tokens(2, 1)[:, 0], tokens(1, 9), states_of(model, 1, 0)
     for _ in range(2):
-        model.step_and_read(x, states[0], None, chunk, of_chunk, True)
-    assert len(graphs._with_steps) == 1
+        model.step_and_read(x, states[0], None, chunk, of_chunk, None, True)
+    assert len(graphs._with_steps) == 2  # two lengths beside one kind of step
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -129,6 +135,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tokens": torch.tensor([0, 97])}, "x: expected token ids from 0 to 96"),
     ({"tokens": torch.zeros(3, dtype=torch.int64)}, "state"),
     ({"mask": torch.ones(3)}, "mask: expected"),
+    ({"read_mask": torch.ones(1, 3)}, "read_mask: expected shape"),
     ({"x": torch.zeros(2, 4, dtype=torch.int64)}, "x: expected one sequence, got shape \\(2, 4\\)"),
     ({"state": {}}, "state: expected blocks 0 to 2, got"),
     ({"read_state": dict.fromkeys(range(3))}, "read_state: expected tensors in each block, not None"),

@@ -70,6 +70,19 @@ def test_the_same_answers(model: xLSTMLarge, joining: Engine, calls: list[tuple[
             assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
 
 
+def test_padded_ends_of_prompts(model: xLSTMLarge, joining: Engine, calls: list[tuple[int, int]]) -> None:
+    """As on a GPU: they join, too, as chunks of two lengths, and no token counts twice."""
+    requests = unlike_requests()
+    with engine_of(model) as engine:
+        want = ask(engine, *requests)
+        read = engine.metrics().tokens_prefilled
+    joining._stepper._pads, joining._stepper._graph_lengths = True, [CHUNK // 4, CHUNK]
+    answers = ask(joining, *requests)
+    assert {length for _, length in calls} == {CHUNK // 4, CHUNK}
+    assert all(answers.tokens(id) == want.tokens(id) for id in all_of(requests))
+    assert joining.metrics().tokens_prefilled == read
+
+
 def test_a_long_prompt_beside_a_long_answer(joining: Engine, calls: list[tuple[int, int]]) -> None:
     """All six whole chunks of a prompt that came later; two in a step by the budget, of which one joins."""
     answers = Answers()

@@ -45,7 +45,14 @@ class ServedModel(LanguageModel, Protocol):
     """And what serving needs beyond."""
 
     def step_and_read(
-        self, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State, replay: bool = False
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None,
+        x: Tensor,
+        read_state: State,
+        read_mask: Tensor | None = None,
+        replay: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """step of tokens (B), and read of x (1, S), in one pass over the weights."""
         ...

@@ -155,6 +155,7 @@ class StepAndReadCall:
     step: MLSTMCall
     read: MLSTMCall
     keep: Tensor | None  # (rows) bool: False for those of the rows that leave their state as it is
+    read_mask: Tensor | None  # (1, S) bool: the same of the sequence's tokens
 
     def __call__(
         self,
@@ -164,11 +165,11 @@ class StepAndReadCall:
         i: Tensor,
         f: Tensor,
         state: tuple[LayerState, LayerState],
-        mask: None,
+        mask: None = None,
     ) -> tuple[Tensor, tuple[LayerState | None, LayerState | None]]:
         parts, rows = (q, k, v, i, f), self.rows
         q, k, v, i, f = (x[0, :rows].unsqueeze(1) for x in parts)
         h, last = self.step(q, k, v, i, f, state[0], None if self.keep is None else self.keep.unsqueeze(1))
         q, k, v, i, f = (x[:, rows:] for x in parts)
-        after, read = self.read(q, k, v, i, f, state[1], mask)
+        after, read = self.read(q, k, v, i, f, state[1], self.read_mask)
         return torch.cat((h.transpose(0, 1), after), 1), (last, read)

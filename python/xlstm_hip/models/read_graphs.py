@@ -26,26 +26,42 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 2048  # more keep a GPU busy for longer than the host needs to launch them
 MOST_GRAPHS = 4  # that are kept, the latest used; each has what its layers need, and states
+LENGTHS_BESIDE_A_STEP = 2  # of graphs that are kept for each kind of step
 MOST_SHAPES = 64  # that are remembered as seen
-Read = Callable[[Tensor, "State | None"], tuple[Tensor, "State"]]  # tokens, state -> logits of the next token, state
-# tokens and states of rows, their mask, tokens and state of a sequence -> logits of both
-StepAndRead = Callable[[Tensor, "State", "Tensor | None", Tensor, "State"], tuple[Tensor, Tensor]]
+# tokens, state, mask -> logits of the next token, state
+Read = Callable[[Tensor, "State | None", "Tensor | None"], tuple[Tensor, "State"]]
+# tokens and states of rows, their mask, the same of a sequence -> logits of both
+StepAndRead = Callable[[Tensor, "State", "Tensor | None", Tensor, "State", "Tensor | None"], tuple[Tensor, Tensor]]
 Key = tuple
 
 
-class _ReadGraph:
-    """The graph of one shape, with tokens, states and logits at fixed addresses."""
+class _Inputs:
+    """Tensors at fixed addresses, which a graph reads."""
 
-    def __init__(self, read: Read, x: Tensor, state: State | None) -> None:
-        self._x = x.clone()
+    def __init__(self, *tensors: Tensor | None) -> None:
+        self.tensors = [None if x is None else x.clone() for x in tensors]
+
+    def set(self, *tensors: Tensor | None) -> None:
+        for own, x in zip(self.tensors, tensors, strict=True):
+            if own is not None and x is not None:
+                own.copy_(x)
+
+
+class _ReadGraph:
+    """The graph of one shape, with tokens, mask, states and logits at fixed addresses."""
+
+    def __init__(self, read: Read, x: Tensor, state: State | None, mask: Tensor | None) -> None:
+        self._inputs = _Inputs(x, mask)
         self._state = None if state is None else copied(state)
         self._replay = decode_engine.captured(lambda: self._read(read))
 
     def _read(self, read: Read) -> None:
-        self._logits, self._last = read(self._x, self._state)
+        x, mask = self._inputs.tensors
+        assert x is not None
+        self._logits, self._last = read(x, self._state, mask)
 
-    def __call__(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
-        self._x.copy_(x)
+    def __call__(self, x: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
+        self._inputs.set(x, mask)
         if state is not None and self._state is not None:
             overwrite(self._state, state)
         self._replay()
@@ -59,20 +75,28 @@ class _StepAndReadGraph:
     """The graph of one shape and of the rows' states, which it has by address; the sequence's are copied."""
 
     def __init__(
-        self, call: StepAndRead, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State
+        self,
+        call: StepAndRead,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None,
+        x: Tensor,
+        read_state: State,
+        read_mask: Tensor | None,
     ) -> None:
-        self._tokens, self._mask, self._x = tokens.clone(), None if mask is None else mask.clone(), x.clone()
+        self._inputs = _Inputs(tokens, mask, x, read_mask)
         self._read_state = copied(read_state)
         self._replay = decode_engine.captured(lambda: self._run(call, state))
 
     def _run(self, call: StepAndRead, state: State) -> None:
-        self._logits, self._read_logits = call(self._tokens, state, self._mask, self._x, self._read_state)
+        tokens, mask, x, read_mask = self._inputs.tensors
+        assert tokens is not None and x is not None
+        self._logits, self._read_logits = call(tokens, state, mask, x, self._read_state, read_mask)
 
-    def __call__(self, tokens: Tensor, mask: Tensor | None, x: Tensor, read_state: State) -> tuple[Tensor, Tensor]:
-        self._tokens.copy_(tokens)
-        self._x.copy_(x)
-        if mask is not None and self._mask is not None:
-            self._mask.copy_(mask)
+    def __call__(
+        self, tokens: Tensor, mask: Tensor | None, x: Tensor, read_state: State, read_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        self._inputs.set(tokens, mask, x, read_mask)
         overwrite(self._read_state, read_state)
         self._replay()
         overwrite(read_state, self._read_state)
@@ -91,19 +115,21 @@ class ReadGraphs:
         self._with_steps: OrderedDict[Key, _StepAndReadGraph] = OrderedDict()
         self.most_with_steps = 1
 
-    def read(self, read: Read, x: Tensor, state: State | None, settings: str) -> tuple[Tensor, State]:
+    def read(
+        self, read: Read, x: Tensor, state: State | None, mask: Tensor | None, settings: str
+    ) -> tuple[Tensor, State]:
         """What `read` returns; a given state is overwritten. settings: of the model, which a graph is captured with."""
         dtypes = None if state is None else tuple(part.dtype for part in state[0])
-        key = (x.shape, dtypes, settings, changes(), gpu_schedule())
+        key = (x.shape, mask is None, dtypes, settings, changes(), gpu_schedule())
         graph = self._graphs.get(key)
         if graph is None and not self._came_before(key):
-            return read(x, state)
+            return read(x, state, mask)
         if graph is None:
             if len(self._graphs) == MOST_GRAPHS:
                 self._graphs.popitem(last=False)
-            graph = self._graphs[key] = _ReadGraph(read, x, state)
+            graph = self._graphs[key] = _ReadGraph(read, x, state, mask)
         self._graphs.move_to_end(key)
-        return graph(x, state)
+        return graph(x, state, mask)
 
     def step_and_read(
         self,
@@ -113,21 +139,23 @@ class ReadGraphs:
         mask: Tensor | None,
         x: Tensor,
         read_state: State,
+        read_mask: Tensor | None,
         settings: str,
     ) -> tuple[Tensor, Tensor]:
         """What `call` returns; both states are overwritten."""
         addresses = tuple(part.data_ptr() for layer in state.values() for part in layer)
         dtypes = tuple(part.dtype for part in state[0])
-        key = (tokens.shape, mask is None, x.shape, dtypes, addresses, settings, changes(), gpu_schedule())
+        masks = (mask is None, read_mask is None)
+        key = (tokens.shape, x.shape, masks, dtypes, addresses, settings, changes(), gpu_schedule())
         graph = self._with_steps.get(key)
         if graph is None and not self._came_before(key):
-            return call(tokens, state, mask, x, read_state)
+            return call(tokens, state, mask, x, read_state, read_mask)
         if graph is None:
             while len(self._with_steps) >= self.most_with_steps:
                 self._with_steps.popitem(last=False)
-            graph = self._with_steps[key] = _StepAndReadGraph(call, tokens, state, mask, x, read_state)
+            graph = self._with_steps[key] = _StepAndReadGraph(call, tokens, state, mask, x, read_state, read_mask)
         self._with_steps.move_to_end(key)
-        return graph(tokens, mask, x, read_state)
+        return graph(tokens, mask, x, read_state, read_mask)
 
     def _came_before(self, key: Key) -> bool:
         if key in self._seen:
@@ -144,7 +172,7 @@ _GRAPHS: weakref.WeakKeyDictionary[decode_engine.DecodeEngine, ReadGraphs] = wea
 def read_graphs_of(engine: decode_engine.DecodeEngine) -> ReadGraphs:
     """An engine lasts as long as the model's parts stay what they are, and so do the graphs."""
     graphs = _GRAPHS.setdefault(engine, ReadGraphs())
-    graphs.most_with_steps = engine.most_graphs
+    graphs.most_with_steps = LENGTHS_BESIDE_A_STEP * engine.most_graphs
     return graphs
 
 

@@ -207,8 +207,11 @@ class xLSTMLarge(nn.Module):
         replay    on a GPU, replay calls of up to 2048 tokens, of a shape that came before, as a graph
                   (models.read_graphs)
         """
-        graphs = self._read_graphs(x, state, mask) if replay else None
-        return self._read(x, state, mask) if graphs is None else graphs.read(self._read, x, state, repr(self.config))
+        graphs = self._read_graphs(x, state) if replay else None
+        if graphs is None:
+            return self._read(x, state, mask)
+        mask = None if mask is None else self._checked_mask(mask, x)
+        return graphs.read(self._read, x, state, mask, repr(self.config))
 
     def _read(self, x: Tensor, state: State | None, mask: Tensor | None = None) -> tuple[Tensor, State]:
         hidden, last = self.hidden(x, state, mask, keep_state=True)
@@ -216,10 +219,17 @@ class xLSTMLarge(nn.Module):
 
     @torch.no_grad()
     def step_and_read(
-        self, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State, replay: bool = False
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None,
+        x: Tensor,
+        read_state: State,
+        read_mask: Tensor | None = None,
+        replay: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """step and read in one pass over the weights: one token of each row, tokens (B) and mask (B), and tokens
-        x (1, S) of another sequence -> logits (B, V) and (1, V). Both states are overwritten.
+        """step and read in one pass over the weights: one token of each row, tokens (B) and mask (B), and another
+        sequence, x (1, S) and read_mask (1, S) -> logits (B, V) and (1, V). Both states are overwritten.
 
         replay    as in read
         """
@@ -227,17 +237,25 @@ class xLSTMLarge(nn.Module):
         if has_rank("x", x, 2, "(1, S)").shape[0] != 1:
             raise ValueError(f"x: expected one sequence, got shape {tuple(x.shape)}")
         mask = None if mask is None else self._checked_mask(mask, tokens)
+        read_mask = None if read_mask is None else self._checked_mask(read_mask, x, "read_mask")
         for name, one, rows in (("state", state, tokens.shape[0]), ("read_state", read_state, 1)):
             if None in self._checked_state(one):
                 raise ValueError(f"{name}: expected tensors in each block, not None for its beginning")
             self._check_tensors(one, x, rows)
-        graphs = self._read_graphs(x, read_state, None) if replay else None
+        graphs = self._read_graphs(x, read_state) if replay else None
+        given = (tokens, state, mask, x, read_state, read_mask)
         if graphs is None:
-            return self._step_and_read(tokens, state, mask, x, read_state)
-        return graphs.step_and_read(self._step_and_read, tokens, state, mask, x, read_state, repr(self.config))
+            return self._step_and_read(*given)
+        return graphs.step_and_read(self._step_and_read, *given, repr(self.config))
 
     def _step_and_read(
-        self, tokens: Tensor, state: State, mask: Tensor | None, x: Tensor, read_state: State
+        self,
+        tokens: Tensor,
+        state: State,
+        mask: Tensor | None,
+        x: Tensor,
+        read_state: State,
+        read_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         rows = tokens.shape[0]
         embedded = self._embedded(torch.cat((tokens, x[0])))
@@ -245,7 +263,7 @@ class xLSTMLarge(nn.Module):
             MLSTMCall.of_model(self.config, part, keep_state=True)
             for part in (embedded[:rows].unsqueeze(1), embedded[rows:].unsqueeze(0))
         )
-        call = StepAndReadCall(rows, of_step, of_read, mask)
+        call = StepAndReadCall(rows, of_step, of_read, mask, read_mask)
         both: Any = {block: (state[block], read_state[block]) for block in state}
         hidden, _ = self.backbone(embedded.unsqueeze(0), both, call=call)
         for part, kept in enumerate((state, read_state)):
@@ -256,9 +274,9 @@ class xLSTMLarge(nn.Module):
         logits = self.logits(torch.cat((hidden[0, :rows], hidden[0, -1:])))
         return logits[:rows], logits[rows:]
 
-    def _read_graphs(self, x: Tensor, state: State | None, mask: Tensor | None) -> ReadGraphs | None:
+    def _read_graphs(self, x: Tensor, state: State | None) -> ReadGraphs | None:
         """None for calls that no graph takes."""
-        if mask is not None or not suits_graph(x) or not may_step(x, (), self.config.inference_state_dtype):
+        if not suits_graph(x) or not may_step(x, (), self.config.inference_state_dtype):
             return None
         if state is not None:
             self._check_tensors(state, x, x.shape[0])
@@ -332,8 +350,8 @@ class xLSTMLarge(nn.Module):
             most = self.config.vocab_size - 1
             raise IndexError(f"x: expected token ids from 0 to {most}, got {int(x.min())} to {int(x.max())}") from None
 
-    def _checked_mask(self, mask: Tensor, like: Tensor) -> Tensor:
-        return has_shape("mask", is_tensor("mask", mask), tuple(like.shape), "that of the tokens").bool()
+    def _checked_mask(self, mask: Tensor, like: Tensor, name: str = "mask") -> Tensor:
+        return has_shape(name, is_tensor(name, mask), tuple(like.shape), "that of the tokens").bool()
 
     def _checked_state(self, state: State) -> list[LayerState | None]:
         """The state by block. None is the initial state, as in the official model."""

@@ -61,7 +61,7 @@ class EngineConfig:
 
     slots: int = 16
     prefill_chunk: int = 256
-    token_budget: int = 512
+    token_budget: int = 256
     max_waiting: int = 1024
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None

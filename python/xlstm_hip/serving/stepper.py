@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.language_model import ServedModel
@@ -37,6 +38,7 @@ from .swap import SwapStore
 
 logger = logging.getLogger("xlstm_hip")
 STEPS_PER_SLOT = 256  # without an out-of-memory, after which one more slot is used again, and one more state is kept
+SHORT = 4  # the ends of prompts, padded for a GPU's graphs, are a chunk or this part of one
 TO_CAPTURE = 2  # calls of a kind after which its graph is there
 MOST_OUT_OF_MEMORY = 3  # times that a request is read again for it
 
@@ -78,7 +80,8 @@ class NextChunk(NamedTuple):
     """The next piece of a prompt."""
 
     running: RunningRequest
-    tokens: Tensor  # (1, S)
+    tokens: Tensor  # (1, S), padded on the left to the length of a graph
+    mask: Tensor | None  # (1, S)
     end: int  # in the prompt
 
 
@@ -118,6 +121,9 @@ class Stepper:
         on_gpu = self._device.type == "cuda"
         joins = on_gpu and not config.fixed_rows if config.join_chunks is None else config.join_chunks
         self._joins = joins and not config.speculation_tokens
+        chunk = config.prefill_chunk
+        self._pads = on_gpu  # a CPU has no graphs, and padding costs time
+        self._graph_lengths = sorted({-(-chunk // SHORT), chunk}) if self._pads else [chunk]
         self._lookahead = (on_gpu if config.lookahead is None else config.lookahead) and not config.speculation_tokens
         self.counts = Counts()
 
@@ -177,7 +183,8 @@ class Stepper:
         began, batches = time.monotonic(), self.slots.graph_batches()
         if not batches:
             return
-        chunk = torch.zeros(1, self._config.prefill_chunk, dtype=torch.int64, device=self._device)
+        chunks = [torch.zeros(1, n, dtype=torch.int64, device=self._device) for n in self._graph_lengths]
+        masks = [torch.zeros_like(chunk, dtype=torch.bool) for chunk in chunks]
         self.slots.claim("warm-up")
         of_chunk = self.slots.copy_of("warm-up")
         self.slots.release("warm-up")
@@ -186,10 +193,11 @@ class Stepper:
                 tokens = torch.zeros(len(batch.ids), dtype=torch.int64, device=self._device)
                 for _ in range(TO_CAPTURE):
                     self._model.step(tokens, batch.state, batch.mask)
-                    if self._joins:
-                        self._model.step_and_read(tokens, batch.state, batch.mask, chunk, of_chunk, True)
-            for _ in range(TO_CAPTURE):
-                self._model.read(chunk, of_chunk, None, True)
+                    for chunk, mask in zip(chunks, masks, strict=True) if self._joins else ():
+                        self._model.step_and_read(tokens, batch.state, batch.mask, chunk, of_chunk, mask, True)
+            for chunk, mask in zip(chunks, masks, strict=True):
+                for _ in range(TO_CAPTURE):
+                    self._model.read(chunk, of_chunk, mask, True)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -305,27 +313,31 @@ class Stepper:
         if running.is_read:
             return
         chunk = self._next_chunk(running)
-        # Whole chunks alone are worth a graph: the ends of prompts have any length.
-        is_whole = chunk.tokens.shape[1] == running.to_read.chunk
-        logits, _ = self._model.read(chunk.tokens, self.slots.state_of(running.id), None, is_whole)
+        in_graph = chunk.tokens.shape[1] in self._graph_lengths
+        logits, _ = self._model.read(chunk.tokens, self.slots.state_of(running.id), chunk.mask, in_graph)
         self._chunk_was_read(chunk, logits, ready)
 
     def _next_chunk(self, running: RunningRequest) -> NextChunk:
         text, begin = running.to_read, running.read
         end = min((begin // text.chunk + 1) * text.chunk, len(text))
         x = torch.from_numpy(text.tokens[begin:end]).long().unsqueeze(0)
-        return NextChunk(running, to_device(x, self._device), end)
+        if not self._pads:
+            return NextChunk(running, to_device(x, self._device), None, end)
+        # The ends of prompts have any length, and graphs a few.
+        before = next(length for length in self._graph_lengths if length >= end - begin) - (end - begin)
+        mask = to_device((torch.arange(before + end - begin) >= before).unsqueeze(0), self._device)
+        return NextChunk(running, to_device(F.pad(x, (before, 0)), self._device), mask, end)
 
     def _chunk_was_read(self, chunk: NextChunk, logits: Tensor, ready: Ready) -> None:
         running, end = chunk.running, chunk.end
-        self.counts.tokens_prefilled += chunk.tokens.shape[1]
+        self.counts.tokens_prefilled += end - running.read
         self._keep(running, running.to_read, end, logits)
         if end % running.to_read.chunk == 0 and running.boundaries is not None:
             running.boundaries.kept(end)
         self._has_read(running, end, logits, ready)
 
     def _chunk_beside(self, chunks: Sequence[Chunk], ready: Ready) -> NextChunk | None:
-        """The first chunk, if the rows that decode may share their products with it: it is whole, as graphs are."""
+        """The first chunk, if the rows that decode may share their products with it."""
         running = self.live.get(chunks[0].id) if chunks else None
         if running is None or not self.slots.has(running.id) or running.is_read:
             return None
@@ -333,7 +345,7 @@ class Stepper:
         if running.id not in self.live or running.is_read or not self.slots.has(running.id):
             return None
         chunk = self._next_chunk(running)
-        return chunk if chunk.tokens.shape[1] == running.to_read.chunk else None
+        return chunk if chunk.tokens.shape[1] in self._graph_lengths else None
 
     def _has_read(self, running: RunningRequest, read: int, logits: Tensor | None, ready: Ready) -> None:
         running.read = read
@@ -367,7 +379,7 @@ class Stepper:
             else:
                 read = self.slots.state_of(beside.running.id)
                 logits, chunk_logits = self._model.step_and_read(
-                    tokens, batch.state, batch.mask, beside.tokens, read, True
+                    tokens, batch.state, batch.mask, beside.tokens, read, beside.mask, True
                 )
         except Exception as error:
             if not is_out_of_memory(error):
