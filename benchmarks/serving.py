@@ -224,7 +224,8 @@ def markdown(results: dict[str, Any]) -> str:
     if shared := results.get("shared"):
         lines += [
             "",
-            f"A prompt of {shared['tokens']} tokens and 16 of its own has its first token after {shared['first_ms']:.3g} ms,",
+            f"A prompt of {shared['tokens']} tokens and 16 of its own has its first token after "
+            f"{shared['first_ms']:.3g} ms,",
             f"and where another one began with those, after {shared['again_ms']:.3g} ms (medians).",
         ]
     return "\n".join(lines) + "\n"
