@@ -23,6 +23,7 @@ _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rows", choices=LEVELS, help="which rows of the tables run (tests/support/representative.py)")
+    parser.addoption("--only-slow", action="store_true", help="of the level ci what no level before it has")
 
 
 def _level(config: pytest.Config) -> str:
@@ -38,10 +39,12 @@ def level(pytestconfig: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    highest = LEVELS.index(_level(config))
+    highest, only_slow = LEVELS.index(_level(config)), config.getoption("only_slow")
 
     def runs(item: pytest.Item) -> bool:
         mark = item.get_closest_marker("rows")
+        if only_slow:
+            return mark is not None and mark.args[0] == "ci"
         return mark is None or LEVELS.index(mark.args[0]) <= highest
 
     left_out = [item for item in items if not runs(item)]

@@ -222,7 +222,7 @@ const std::vector<Case> kRowCases = {
     {16, 3, 128, 1, 8, 64, 192, 24, 1, 64, false, false, true, false, 7},
     {8, 9, 128, 8, 8, 64, 1152, 40, 1, 64, true, false, false, false, 2},
     {8, 5, 256, 2, 32, 128, 576, 72, 2, 64, false, false, true, false, 8},
-    {4, 9, 320, 1, 24, 320, 2112, 4200, 1, 64, true, false, true, false, 3},
+    {4, 9, 320, 1, 24, 320, 576, 2120, 1, 64, true, false, true, false, 3},
     {4, 5, 128, 2, 16, 128, 576, 56, 1, 128, false, true, true, false, 5},
 };
 

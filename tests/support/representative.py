@@ -3,7 +3,7 @@
 
 quick            every value of every axis is in some row
 representative   any two values of any two axes meet in some row: what runs by default
-ci               the slow ones of these too, and slow tests that have the mark rows("ci")
+ci               the slow ones of these too, and slow tests that have the mark rows("ci"): scripts/test's stage slow
 everything       all rows
 
 An axis is something that rows differ in: the kernel, the dtype, the case. If some pairs of axes decide nothing, a table

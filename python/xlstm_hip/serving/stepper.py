@@ -395,11 +395,8 @@ class Stepper:
             running.unread -= 1
         ready.add(decoding, logits if len(rows) == len(batch.ids) else rows_of(logits, rows))
         if beside is not None:
-            self._guarded(beside.running, functools.partial(self._beside_was_read, beside, chunk_logits), ready)
+            self._guarded(beside.running, lambda _, ready: self._chunk_was_read(beside, chunk_logits, ready), ready)
         return len(rows)
-
-    def _beside_was_read(self, chunk: NextChunk, logits: Tensor, running: RunningRequest, ready: Ready) -> None:
-        self._chunk_was_read(chunk, logits, ready)
 
     def _awaited(self) -> list[RunningRequest]:
         """Requests whose last token is drawn and not handled."""
