@@ -27,6 +27,7 @@ from xlstm_hip.ray_serve import build_app
 from xlstm_hip.serving import Engine, EngineConfig
 from xlstm_hip.serving.server import Limits, Served
 
+pytestmark = pytest.mark.rows("ci")  # Ray's processes take up to a minute to start
 LONG = 1200  # tokens of an answer that is still being written when a test does something to it
 
 
@@ -177,7 +178,7 @@ def test_a_killed_replica_loses_no_request(cluster: ServeCluster) -> None:
     assert all(len(client.text) < LONG for client in clients)
     assert [client.whole() for client in clients[:4]] == expected
     assert len(clients[4].whole().encode()) >= LONG
-    until(lambda: cluster.ready() and len(cluster.replicas()) == 2 and home not in cluster.replicas(), 30)
+    until(lambda: cluster.ready() and len(cluster.replicas()) == 2 and home not in cluster.replicas(), 90)
 
 
 def test_a_failed_engine_loses_no_request(cluster: ServeCluster) -> None:
@@ -190,7 +191,7 @@ def test_a_failed_engine_loses_no_request(cluster: ServeCluster) -> None:
     cluster.fail_engine(home)
     clients.append(Client(cluster, tokens, max_tokens=LONG))
     assert [client.whole() for client in clients] == [expected] * 3
-    until(lambda: cluster.ready() and home not in cluster.replicas() and len(cluster.replicas()) == 2, 30)
+    until(lambda: cluster.ready() and home not in cluster.replicas() and len(cluster.replicas()) == 2, 90)
 
 
 def test_a_rolling_update_loses_no_request(cluster: ServeCluster) -> None:
@@ -255,7 +256,7 @@ def test_the_deployment_file(cluster: ServeCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ray.serve.scripts", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    until(lambda: serve.status().applications["file"].status == "RUNNING", 30)
+    until(lambda: serve.status().applications["file"].status == "RUNNING", 90)
     there = ServeCluster(cluster.nodes, cluster.port, "/file", {"Authorization": "Bearer secret"})
     assert httpx.get(f"{there.url}/v1/models").status_code == 401
     assert httpx.get(f"{there.url}/v1/models", headers=there.headers).json()["data"][0]["id"] == "demo"
@@ -267,7 +268,7 @@ def test_the_deployment_file(cluster: ServeCluster, tmp_path: Path) -> None:
         clients.extend(Client(there, prompt(800 + n), max_tokens=800) for n in range(6 - unfinished))
         return len(cluster.replicas("Engine", "file")) == 2
 
-    until(is_more_under_load, 40)
+    until(is_more_under_load, 90)
     assert all(client.whole() for client in clients)
     serve.delete("file")
 

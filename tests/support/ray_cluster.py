@@ -66,7 +66,7 @@ class ServeCluster:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(application, "_engine", application._engine.options(func_or_class=BreakableReplica))
             serve.run(build_app(OPTIONS | changes), name="xlstm", route_prefix="/")
-        until(self.ready, 30)
+        until(self.ready, 90)
 
     def ready(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
