@@ -195,6 +195,12 @@ def _add_engine(command: argparse.ArgumentParser) -> None:
         "--fixed-rows", action="store_true", help="answers that do not depend on what runs beside, to the last bit"
     )
     engine.add_argument(
+        "--no-lookahead", action="store_true", help="a GPU's step waits until the last one's tokens are handled"
+    )
+    engine.add_argument(
+        "--no-join-chunks", action="store_true", help="a GPU reads prompts in calls apart from the rows that generate"
+    )
+    engine.add_argument(
         "--no-warm-up", action="store_true", help="do not capture all graphs of a GPU before the first request"
     )
     engine.add_argument("--no-preemption", action="store_true", help="a higher priority takes no slot away")
@@ -213,6 +219,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             max_new_tokens=args.max_new_tokens,
             preemption=not args.no_preemption,
             fixed_rows=args.fixed_rows,
+            lookahead=False if args.no_lookahead else None,
+            join_chunks=False if args.no_join_chunks else None,
             warm_up=not args.no_warm_up,
             state_dtype=args.state_dtype,
             kept_dtype=args.kept_dtype,
