@@ -57,6 +57,16 @@ run `rocm-sdk init`" PARENT_SCOPE)
   endif()
 endfunction()
 
+# A PATH may begin with a compiler cache's folder of links to itself. The linker is beside the compiler, not there, and
+# the cache is used all the same (cmake/common.cmake).
+function(is_compiler_itself result candidate)
+  file(REAL_PATH ${candidate} real)
+  cmake_path(GET real FILENAME name)
+  if(name MATCHES "^s?ccache")
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
 function(find_hip out)
   set(${out} "" PARENT_SCOPE)
   # ROCm roots: from the environment, next to torch (pip's rocm-sdk packages), /opt/rocm; later the distribution's.
@@ -73,7 +83,8 @@ function(find_hip out)
   endif()
   if(NOT clang)
     # A distribution's clang supports HIP from 17 on; the newest is tried first.
-    find_program(clang NAMES amdclang++ clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 NO_CACHE)
+    find_program(clang NAMES amdclang++ clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 NO_CACHE
+      VALIDATOR is_compiler_itself)
   endif()
   hip_remedy(remedy)
   if(NOT clang OR NOT EXISTS "${clang}")

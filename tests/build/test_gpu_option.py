@@ -118,6 +118,17 @@ def test_auto_without_a_compiler_is_an_error_that_names_the_way_out(tree, gpu, k
     assert 'gpu = "OFF"' in (tree / "build/generated/build_info.h").read_text()
 
 
+def test_a_compiler_cache_in_the_path_is_not_taken_for_the_compiler(tree, hip_tree, tmp_path):
+    """Debian's /usr/lib/ccache has links by compilers' names, and no linker beside them."""
+    (tmp_path / "ccache").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "ccache").chmod(0o755)
+    for version in range(17, 23):
+        (tmp_path / f"clang++-{version}").symlink_to(tmp_path / "ccache")
+    result = configure(tree, "-DGPU=HIP", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert result.returncode == 0, result.stdout
+    assert "HIP kernels for" in one_line(result.stdout)
+
+
 def test_auto_beside_a_cpu_torch_builds_for_the_cpu_and_says_so_once(tree):
     result = configure(tree, f"-DTORCH_DIR={tree}", "-DTORCH_VERSION=2.13.0+cpu", "-DTORCH_GPU=cpu")
     assert result.returncode == 0, result.stdout
