@@ -243,7 +243,10 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128, help="tokens (default: %(default)s)")
     parser.add_argument("--chunk", type=int, default=256, help="EngineConfig.prefill_chunk (default: %(default)s)")
     parser.add_argument(
-        "--token-budget", type=int, default=256, help="EngineConfig.token_budget (default: %(default)s)"
+        "--token-budget",
+        type=int,
+        default=EngineConfig.token_budget,
+        help="EngineConfig.token_budget (default: %(default)s)",
     )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--no-lookahead", action="store_true", help="EngineConfig.lookahead is False")

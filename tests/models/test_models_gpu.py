@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.engine_calls import copied
 from support.peer_models import at_every_split, hf_model, relative, small_model, tokens
 from xlstm_hip.models import decode_engine, generate, load_pretrained, save_pretrained, staging, xLSTMLarge
 from xlstm_hip.models.quantize import quantize
@@ -122,9 +123,9 @@ def test_a_step_with_a_chunk_in_a_graph(dtype: torch.dtype, rows: int) -> None:
         for found, one in zip(results, (wide, model, gpu_model), strict=True):
             device = one.embedding.weight.device
             state = first.setdefault(id(one), one.read(tokens(rows, 30, 301).to(device))[1])
-            before = {n: tuple(part.clone() for part in layer) for n, layer in state.items()}
+            before = copied(state)
             of_chunk = one.read(tokens(1, 5, 301, seed=9).to(device))[1]
-            again = [{n: tuple(p.clone() for p in layer) for n, layer in s.items()} for s in (state, of_chunk)]
+            again = copied(state), copied(of_chunk)
             given = [part.to(device) for part in (x, mask, chunk, torch.arange(40).unsqueeze(0) >= 5 * turn)]
             logits = one.step_and_read(given[0], state, given[1], given[2], of_chunk, given[3], True)
             eager = one.step_and_read(given[0], again[0], given[1], given[2], again[1], given[3])

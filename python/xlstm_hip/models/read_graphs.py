@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,9 +30,27 @@ LENGTHS_BESIDE_A_STEP = 2  # of graphs that are kept for each kind of step
 MOST_SHAPES = 64  # that are remembered as seen
 # tokens, state, mask -> logits of the next token, state
 Read = Callable[[Tensor, "State | None", "Tensor | None"], tuple[Tensor, "State"]]
-# tokens and states of rows, their mask, the same of a sequence -> logits of both
-StepAndRead = Callable[[Tensor, "State", "Tensor | None", Tensor, "State", "Tensor | None"], tuple[Tensor, Tensor]]
 Key = tuple
+Graph = TypeVar("Graph")
+
+
+class StepAndReadInputs(NamedTuple):
+    """What xLSTMLarge.step_and_read takes: of the rows, and of the sequence."""
+
+    tokens: Tensor  # (B)
+    state: State
+    mask: Tensor | None  # (B)
+    x: Tensor  # (1, S)
+    read_state: State
+    read_mask: Tensor | None  # (1, S)
+
+    @property
+    def copied_ones(self) -> tuple[Tensor | None, ...]:
+        """What a graph has copies of; its rows' states it has by address."""
+        return self.tokens, self.mask, self.x, self.read_mask
+
+
+StepAndRead = Callable[[StepAndReadInputs], tuple[Tensor, Tensor]]  # -> logits of the rows and of the sequence
 
 
 class _Inputs:
@@ -74,32 +92,21 @@ class _ReadGraph:
 class _StepAndReadGraph:
     """The graph of one shape and of the rows' states, which it has by address; the sequence's are copied."""
 
-    def __init__(
-        self,
-        call: StepAndRead,
-        tokens: Tensor,
-        state: State,
-        mask: Tensor | None,
-        x: Tensor,
-        read_state: State,
-        read_mask: Tensor | None,
-    ) -> None:
-        self._inputs = _Inputs(tokens, mask, x, read_mask)
-        self._read_state = copied(read_state)
-        self._replay = decode_engine.captured(lambda: self._run(call, state))
-
-    def _run(self, call: StepAndRead, state: State) -> None:
+    def __init__(self, call: StepAndRead, given: StepAndReadInputs) -> None:
+        self._inputs = _Inputs(*given.copied_ones)
         tokens, mask, x, read_mask = self._inputs.tensors
         assert tokens is not None and x is not None
-        self._logits, self._read_logits = call(tokens, state, mask, x, self._read_state, read_mask)
+        self._given = StepAndReadInputs(tokens, given.state, mask, x, copied(given.read_state), read_mask)
+        self._replay = decode_engine.captured(lambda: self._run(call))
 
-    def __call__(
-        self, tokens: Tensor, mask: Tensor | None, x: Tensor, read_state: State, read_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        self._inputs.set(tokens, mask, x, read_mask)
-        overwrite(self._read_state, read_state)
+    def _run(self, call: StepAndRead) -> None:
+        self._logits, self._read_logits = call(self._given)
+
+    def __call__(self, given: StepAndReadInputs) -> tuple[Tensor, Tensor]:
+        self._inputs.set(*given.copied_ones)
+        overwrite(self._given.read_state, given.read_state)
         self._replay()
-        overwrite(read_state, self._read_state)
+        overwrite(given.read_state, self._given.read_state)
         return self._logits.clone(), self._read_logits.clone()
 
 
@@ -121,41 +128,31 @@ class ReadGraphs:
         """What `read` returns; a given state is overwritten. settings: of the model, which a graph is captured with."""
         dtypes = None if state is None else tuple(part.dtype for part in state[0])
         key = (x.shape, mask is None, dtypes, settings, changes(), gpu_schedule())
-        graph = self._graphs.get(key)
-        if graph is None and not self._came_before(key):
-            return read(x, state, mask)
-        if graph is None:
-            if len(self._graphs) == MOST_GRAPHS:
-                self._graphs.popitem(last=False)
-            graph = self._graphs[key] = _ReadGraph(read, x, state, mask)
-        self._graphs.move_to_end(key)
-        return graph(x, state, mask)
+        graph = self._graph_for(self._graphs, MOST_GRAPHS, key, lambda: _ReadGraph(read, x, state, mask))
+        return read(x, state, mask) if graph is None else graph(x, state, mask)
 
-    def step_and_read(
-        self,
-        call: StepAndRead,
-        tokens: Tensor,
-        state: State,
-        mask: Tensor | None,
-        x: Tensor,
-        read_state: State,
-        read_mask: Tensor | None,
-        settings: str,
-    ) -> tuple[Tensor, Tensor]:
+    def step_and_read(self, call: StepAndRead, given: StepAndReadInputs, settings: str) -> tuple[Tensor, Tensor]:
         """What `call` returns; both states are overwritten."""
-        addresses = tuple(part.data_ptr() for layer in state.values() for part in layer)
-        dtypes = tuple(part.dtype for part in state[0])
-        masks = (mask is None, read_mask is None)
-        key = (tokens.shape, x.shape, masks, dtypes, addresses, settings, changes(), gpu_schedule())
-        graph = self._with_steps.get(key)
-        if graph is None and not self._came_before(key):
-            return call(tokens, state, mask, x, read_state, read_mask)
-        if graph is None:
-            while len(self._with_steps) >= self.most_with_steps:
-                self._with_steps.popitem(last=False)
-            graph = self._with_steps[key] = _StepAndReadGraph(call, tokens, state, mask, x, read_state, read_mask)
-        self._with_steps.move_to_end(key)
-        return graph(tokens, mask, x, read_state, read_mask)
+        addresses = tuple(part.data_ptr() for layer in given.state.values() for part in layer)
+        dtypes = tuple(part.dtype for part in given.state[0])
+        shapes = tuple(None if part is None else part.shape for part in given.copied_ones)
+        key = (shapes, dtypes, addresses, settings, changes(), gpu_schedule())
+        most = self.most_with_steps
+        graph = self._graph_for(self._with_steps, most, key, lambda: _StepAndReadGraph(call, given))
+        return call(given) if graph is None else graph(given)
+
+    def _graph_for(
+        self, graphs: OrderedDict[Key, Graph], most: int, key: Key, make: Callable[[], Graph]
+    ) -> Graph | None:
+        """The graph of a key: none at its first call, made at its second. Those unused for longest make room."""
+        if key not in graphs:
+            if not self._came_before(key):
+                return None
+            while len(graphs) >= most:
+                graphs.popitem(last=False)
+            graphs[key] = make()
+        graphs.move_to_end(key)
+        return graphs[key]
 
     def _came_before(self, key: Key) -> bool:
         if key in self._seen:

@@ -27,7 +27,7 @@ from .language_model import State
 from .mlstm_call import LayerState, MLSTMCall, StepAndReadCall
 from .norms import RMSNorm
 from .quantize import Scheme, count_weights
-from .read_graphs import ReadGraphs, read_graphs_of, suits_graph
+from .read_graphs import ReadGraphs, StepAndReadInputs, read_graphs_of, suits_graph
 from .status import Status, status_of
 
 logger = logging.getLogger("xlstm_hip")
@@ -242,21 +242,14 @@ class xLSTMLarge(nn.Module):
             if None in self._checked_state(one):
                 raise ValueError(f"{name}: expected tensors in each block, not None for its beginning")
             self._check_tensors(one, x, rows)
-        graphs = self._read_graphs(x, read_state) if replay else None
-        given = (tokens, state, mask, x, read_state, read_mask)
+        graphs = self._read_graphs(x, None) if replay else None  # the states were checked
+        given = StepAndReadInputs(tokens, state, mask, x, read_state, read_mask)
         if graphs is None:
-            return self._step_and_read(*given)
-        return graphs.step_and_read(self._step_and_read, *given, repr(self.config))
+            return self._step_and_read(given)
+        return graphs.step_and_read(self._step_and_read, given, repr(self.config))
 
-    def _step_and_read(
-        self,
-        tokens: Tensor,
-        state: State,
-        mask: Tensor | None,
-        x: Tensor,
-        read_state: State,
-        read_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def _step_and_read(self, given: StepAndReadInputs) -> tuple[Tensor, Tensor]:
+        tokens, state, mask, x, read_state, read_mask = given
         rows = tokens.shape[0]
         embedded = self._embedded(torch.cat((tokens, x[0])))
         of_step, of_read = (

@@ -49,9 +49,9 @@ class EngineConfig:
     lookahead             whether a step is launched before the last one's tokens are handled, so that a GPU does not
                           wait for the host; answers stay the same. Steps that guess or have a request of a session are
                           launched after them. None: on a GPU
-    join_chunks           whether rows that decode share their products with a whole chunk of a prompt, so that weights
-                          are read once. Last bits of an answer then depend on what runs beside. None: on a GPU, but
-                          not with fixed_rows, and never with speculation_tokens
+    join_chunks           whether rows that decode share their products with a chunk of a prompt, so that weights are
+                          read once; without graphs with a whole one alone. Last bits of an answer then depend on what
+                          runs beside. None: on a GPU, but not with fixed_rows, and never with speculation_tokens
     warm_up               whether a GPU captures the graphs of all numbers of rows at the start, so that no request
                           waits for that
     speculation_tokens    that are guessed from what the text repeats, and checked in one call; 0: none. The answer is

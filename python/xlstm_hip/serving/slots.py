@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..models.decode_engine import keep_step_graphs
 from ..models.language_model import ServedModel, State
+from ..models.read_graphs import copied
 from ..models.transfers import pinned_copy, to_device
 from .narrow import narrow_bytes, narrowed, widened
 
@@ -111,7 +112,7 @@ class Slots:
         return self._view(row, row + 1)
 
     def copy_of(self, id: str) -> State:
-        return {block: (c.clone(), n.clone(), m.clone()) for block, (c, n, m) in self.state_of(id).items()}
+        return copied(self.state_of(id))
 
     def load(self, id: str, state: State) -> None:
         """Copies a state into the request's row."""
@@ -130,18 +131,18 @@ class Slots:
         """
         dtype = None if exact else self._kept_dtype
         kept = [x for c, n, m in self.state_of(id).values() for x in (narrowed(c, dtype), n, m)]
-        copied = None
+        event = None
         if to_host and self._graphs:
             # Pinned: the copies are only queued here, and so are those back, behind them.
             kept = [pinned_copy(x) for x in kept]
             logits = None if logits is None else pinned_copy(logits)
-            copied = torch.cuda.Event()
-            copied.record()
+            event = torch.cuda.Event()
+            event.record()
         else:
             kept = [x.clone() for x in kept]
             logits = None if logits is None else logits.clone()
         state: State = {b: (kept[3 * n], kept[3 * n + 1], kept[3 * n + 2]) for n, b in enumerate(self._rows)}
-        return KeptState(tokens.copy(), state, logits, copied)
+        return KeptState(tokens.copy(), state, logits, event)
 
     def decode(self, id: str) -> None:
         """The request has been read, and its row joins those that decode: it moves to the lowest free row below it."""

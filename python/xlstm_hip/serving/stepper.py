@@ -203,6 +203,7 @@ class Stepper:
                 raise
             torch.cuda.empty_cache()
             logger.warning("out of memory while graphs were captured ahead; the others are when a step needs them")
+            return
         logger.info("graphs of %d numbers of rows captured in %.1f s", len(batches), time.monotonic() - began)
 
     @torch.no_grad()
