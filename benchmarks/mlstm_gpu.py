@@ -32,7 +32,7 @@ from xlstm_hip.bench.mlstm_contenders import GPU_SEQUENCES, GPU_STEPS
 from xlstm_hip.bench.mlstm_points import WORKS, Cell
 from xlstm_hip.bench.operators import OPERATORS
 from xlstm_hip.bench.registry import DTYPES, PROVIDERS, Scale, work_of
-from xlstm_hip.bench.result_files import Results, read
+from xlstm_hip.bench.result_files import Results
 from xlstm_hip.bench.timing import Pace
 from xlstm_hip.bench.trial import add_peers, lost_in_trials
 from xlstm_hip.bench.triton_compiler import before_triton
@@ -142,21 +142,15 @@ def measure_length(session: Session, cell: Cell, advance: Advance) -> Results:
     return facts_of(cell) | entry
 
 
-def earlier(args: argparse.Namespace, results: Results) -> Results:
+def earlier(session: Session) -> Results:
     """An earlier run's file, each of its cells with that run's date."""
-    try:
-        before = read(args.out, results["benchmark"])
-    except ValueError as error:
-        raise SystemExit(f"--keep: {error}") from error
-    then, now = (facts["gpu"] and facts["gpu"]["name"] for facts in (before["environment"], results["environment"]))
-    if then != now:
-        raise SystemExit(f"--keep: {args.out} is of another GPU")
+    before = session.earlier()
     return before | {"cells": [{"date": before["environment"]["date"]} | facts for facts in before["cells"]]}
 
 
 def plan(session: Session) -> list[Job]:
     args, results, machine = session.args, session.results, session.machine
-    before = earlier(args, results) if args.keep else {"cells": [], "lengths": []}
+    before = earlier(session) if args.keep else {"cells": [], "lengths": []}
     packages = results["environment"]["packages"]
     results["settings"] |= {"exact": OPERATOR_OF[FORWARD].exact["bf16"], "floor_chunk": FLOOR_CHUNK}
     results["peers"] = {name: packages[package] for name, package in PEERS.items() if packages[package]}

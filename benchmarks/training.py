@@ -3,6 +3,7 @@
 
     python benchmarks/training.py --device cuda                  24 blocks of 1024 features, 8 x 2048 tokens
     python benchmarks/training.py --device cuda --size 160m 7b-blocks
+    python benchmarks/training.py --device cuda --size 160m --keep        the file's other sizes stay, with their date
     python benchmarks/training.py --quick                        a smoke run on the CPU
     python benchmarks/training.py --redraw FILE                  the tables and the picture of a result file once more
 
@@ -116,10 +117,17 @@ def check(entries: list[Entry]) -> None:
         raise SystemExit(f"the first step's losses differ by more than {LOSS_ERROR}: {losses}")
 
 
+def kept(session: Session) -> list[Results]:
+    """The file's sizes that this run does not measure, each with the date of its run."""
+    before = session.earlier()
+    date = before["environment"]["date"]
+    return [{"date": date} | size for size in before["sizes"] if size["size"] not in session.args.size]
+
+
 def plan(session: Session) -> list[Job]:
     results = session.results
     results["settings"] |= {"official_kernel": session.args.official_kernel}
-    results["sizes"] = []
+    results["sizes"] = kept(session) if session.args.keep else []
 
     def job(name: str) -> Job:
         return Job(f"{name}: training", lambda advance: measure(session, name, advance), results["sizes"].append)
@@ -130,6 +138,7 @@ def plan(session: Session) -> list[Job]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", choices=SIZES, nargs="+", help="(default: 24x1024; in a smoke run tiny)")
     parser.add_argument("--contenders", choices=CONTENDERS, nargs="+", default=CONTENDERS, help="(default: all)")
+    parser.add_argument("--keep", action="store_true", help="what --size leaves out stays as it is in the file")
     parser.add_argument("--official-kernel", choices=KERNELS, default=KERNELS[0], help="(default: %(default)s)")
 
 

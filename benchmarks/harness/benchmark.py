@@ -42,6 +42,17 @@ class Session:
         self.quick: bool = args.quick
         self.ends = math.inf  # when, by time.monotonic
 
+    def earlier(self) -> Results:
+        """The run whose results are in the file now, for --keep."""
+        try:
+            before = result_files.read(self.args.out, self.results["benchmark"])
+        except ValueError as error:
+            raise SystemExit(f"--keep: {error}") from error
+        then, now = (run["environment"]["gpu"] and run["environment"]["gpu"]["name"] for run in (before, self.results))
+        if then != now:
+            raise SystemExit(f"--keep: {self.args.out} is of another GPU")
+        return before
+
     def on_this_device(self, operator: Operator) -> list[Implementation]:
         """The operator's implementations for this device."""
         return [x for x in operator.implementations if self.machine.device.type in x.devices]

@@ -44,6 +44,7 @@ def markdown(results: Results) -> str:
         text = (
             f"{size['blocks']} blocks of {size['features']} features, {size['heads']} heads, {size['vocab']} tokens in "
             f"the vocabulary; {size['batch']} x {size['length']} tokens a step."
+            + (f" Taken on {size['date'][:10]}." if "date" in size else "")
         )
         lines += section(size["size"], text)
         lines += ["", *lines_of(["", "ms", "tokens/s", "times", "GiB", "note"], [row(e) for e in size["contenders"]])]

@@ -54,6 +54,10 @@ struct TokenRows {
   int columns;        // features; a tile's further columns are zeros
   bool is_aligned16;  // vectors of 16 bytes are aligned and end with the row; 32 bits hold the bytes of 32 tokens
 
+  // Whether halves of vectors, 8 bytes each, are aligned and end with the row.
+  XLSTM_DEVICE bool is_aligned8() const {
+    return (reinterpret_cast<uintptr_t>(data) | uint64_t(stride) * sizeof(E) | uint64_t(columns) * sizeof(E)) % 8 == 0;
+  }
   // The 16-byte vector at (token, column), zeros where it is outside.
   XLSTM_DEVICE Vec16 vec16(int64_t token, int column, bool inside) const {
     if (!inside || column >= columns) return {{0, 0, 0, 0}};
@@ -98,6 +102,23 @@ XLSTM_DEVICE void store_transposed_word(const Tile& tile, const typename Tile::C
 template <class E>
 XLSTM_DEVICE void copy_row_vec16(E* to, const E* row, int column, int columns) {
   cp_async(lds_address(to), row + (column < columns ? column : 0), column < columns);
+}
+// Copies the vector at (token, column) into LDS, zeros where it is outside: asynchronously, by halves where rows are
+// aligned to 8 bytes alone, and through registers where they are not even that.
+template <class E>
+XLSTM_DEVICE void copy_vec16(E* to, const TokenRows<E>& from, int64_t token, int column, bool inside) {
+  constexpr int kHalf = kVec16Elements<E> / 2;
+  const E* row = from.data + (inside ? token : 0) * from.stride;
+  const int columns = inside ? from.columns : 0;
+  if (from.is_aligned16) {
+    copy_row_vec16(to, row, column, columns);
+  } else if (from.is_aligned8()) {
+#pragma unroll
+    for (int c = column; c < column + 2 * kHalf; c += kHalf)
+      cp_async_half(lds_address(to + (c - column)), row + (c < columns ? c : 0), c < columns);
+  } else {
+    *reinterpret_cast<Vec16*>(to) = from.vec16(token, column, inside);
+  }
 }
 
 template <class E, int kTokens, int kFeatures, bool kTransposed, int kThreads>
@@ -230,7 +251,7 @@ struct Stage {
     const int token0 = opaque_thread() / kRowVec16s, column0 = opaque_thread() % kRowVec16s * n;
 #pragma unroll 1
     for (int token = token0; token < kTokens; token += kRows)
-      *reinterpret_cast<Vec16*>(tile.at(token, column0)) = from.vec16(first + token, column0, token < valid);
+      copy_vec16(tile.at(token, column0), from, first + token, column0, token < valid);
   }
   // The same where all of the tile's tokens exist and are aligned to 16 bytes.
   XLSTM_DEVICE static void copy_unmasked(const Storage& tile, const TokenRows<E>& from, int64_t first) {

@@ -109,15 +109,8 @@ struct PairStage {
 #pragma unroll 1
     for (uint32_t token = lane_token(); token < kTokens; token += kRows)
 #pragma unroll 1
-      for (uint32_t column = lane_first_column(); column < AnyTile::kVec16s * n; column += kLine * n) {
-        E* to = tile.at(int(token), int(column));
-        const bool is_valid = int(token) < valid;
-        if (from.is_aligned16)
-          copy_row_vec16(to, from.data + (first + (is_valid ? token : 0)) * from.stride, int(column),
-                         is_valid ? from.columns : 0);
-        else
-          *reinterpret_cast<Vec16*>(to) = from.vec16(first + token, int(column), is_valid);
-      }
+      for (uint32_t column = lane_first_column(); column < AnyTile::kVec16s * n; column += kLine * n)
+        copy_vec16(tile.at(int(token), int(column)), from, first + token, int(column), int(token) < valid);
   }
 
  private:

@@ -30,6 +30,26 @@ def test_smoke_run(load: Callable[[str], Any], tmp_path: Path, capsys: pytest.Ca
     assert out.with_suffix(".png").stat().st_size > 5_000
 
 
+def test_what_is_left_out_stays(load: Callable[[str], Any], tmp_path: Path) -> None:
+    """--keep: a file's other sizes stay, with the date of their run; a file of another benchmark is refused."""
+    pytest.importorskip("matplotlib")
+    out, ours = tmp_path / "training.json", [*EAGER[:-1], "--keep"]
+    benchmark = load("training").BENCHMARK
+    with pytest.raises(SystemExit, match="--keep: expected a result file of training"):
+        out.write_text("{}")
+        benchmark.main([*ours, "--out", str(out)])
+    benchmark.main([*EAGER[:-1], "--out", str(out)])
+    before = json.loads(out.read_text())
+    before["sizes"].append(before["sizes"][0] | {"size": "160m"})
+    out.write_text(json.dumps(before))
+    benchmark.main([*ours, "--out", str(out)])
+    assert {size["size"]: size.get("date") for size in json.loads(out.read_text())["sizes"]} == {
+        "160m": before["environment"]["date"],
+        "tiny": None,
+    }
+    assert f"Taken on {before['environment']['date'][:10]}." in out.with_suffix(".md").read_text()
+
+
 def test_what_is_wrong_ends_the_run(
     load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ constexpr bool kAsyncCopies = false;
 
 __device__ uint32_t lds_address(const void*);
 __device__ void cp_async(uint32_t lds, const void* global, bool valid);
+__device__ void cp_async_half(uint32_t lds, const void* global, bool valid);
 __device__ void cp_async_float(float* lds, const float* global);
 __device__ void cp_async_wait_all();
 __device__ void barrier_sync(int barrier, int threads);

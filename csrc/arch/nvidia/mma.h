@@ -158,6 +158,9 @@ XLSTM_DEVICE void load_chain(const Tile& t, int c0, int k0, const float* weight,
 XLSTM_DEVICE void cp_async(uint32_t lds, const void* global, bool valid) {  // 16 bytes, or zeros
   cp_async_16(lds, global, valid ? 16 : 0);
 }
+XLSTM_DEVICE void cp_async_half(uint32_t lds, const void* global, bool valid) {  // 8 bytes, or zeros
+  cp_async_8(lds, global, valid ? 8 : 0);
+}
 XLSTM_DEVICE void cp_async_float(float* lds, const float* global) { cp_async_4(lds_address(lds), global, 4); }
 
 }  // namespace xlstm::gpu

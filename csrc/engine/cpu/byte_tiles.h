@@ -114,9 +114,10 @@ struct ByteRows {
 };
 
 // Copies steps [first, first + count) of rows of W, which are row_bytes apart, as bytes; nibbles as q - 8. Rows from
-// `rows` on are zero.
+// `rows` on are zero. Nibbles go by vectors: a loop over bytes, which may alias all that it reads, stays one of bytes.
 template <int Bits>
 inline void copy_bytes(const char* from, int64_t row_bytes, int64_t rows, int64_t first, int64_t count, ByteRows& to) {
+  typedef uint8_t Bytes16 __attribute__((vector_size(16)));
   for (int64_t r = 0; r < kByteTileRows; ++r)
     for (int64_t s = 0; s < count; ++s) {
       char* bytes = to.copy[s][r];
@@ -126,11 +127,13 @@ inline void copy_bytes(const char* from, int64_t row_bytes, int64_t rows, int64_
       } else if constexpr (Bits == 8) {
         memcpy(bytes, q, kStep);
       } else {
-        for (int64_t block = 0; block < kStep / 32; ++block, q += 16, bytes += 32)
-          for (int64_t j = 0; j < 16; ++j) {
-            bytes[j] = char((uint8_t(q[j]) & 15) - 8);
-            bytes[16 + j] = char((uint8_t(q[j]) >> 4) - 8);
-          }
+        for (int64_t block = 0; block < kStep / 32; ++block, q += 16, bytes += 32) {
+          Bytes16 pairs;
+          memcpy(&pairs, q, sizeof pairs);
+          const Bytes16 low = (pairs & 15) - 8, high = (pairs >> 4) - 8;
+          memcpy(bytes, &low, sizeof low);
+          memcpy(bytes + 16, &high, sizeof high);
+        }
       }
     }
   to.data = to.copy[0][0], to.row = kByteTileBytes, to.step = sizeof to.copy[0];

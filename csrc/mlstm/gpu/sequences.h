@@ -160,9 +160,22 @@ XLSTM_DEVICE TokenRows<E> rows(const Tokens& x, const Head& h) {
           x.is_aligned16};
 }
 
+// Stores a vector's elements that are inside; on NVIDIA by halves where rows are aligned to 8 bytes alone.
 template <class E, int n>
 XLSTM_DEVICE void store_vec16(const TokenRows<E>& rows, int64_t token, int column, const float (&value)[n]) {
-  store_run(const_cast<E*>(rows.data) + token * rows.stride, column, rows.columns, rows.is_aligned16, value);
+  E* row = const_cast<E*>(rows.data) + token * rows.stride;
+  if constexpr (kAsyncCopies)
+    if (!rows.is_aligned16 && rows.is_aligned8()) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float half[n / 2];
+#pragma unroll
+        for (int j = 0; j < n / 2; ++j) half[j] = value[h * (n / 2) + j];
+        store_run(row, column + h * (n / 2), rows.columns, true, half);
+      }
+      return;
+    }
+  store_run(row, column, rows.columns, rows.is_aligned16, value);
 }
 
 // A gate is one number a token, in q's dtype or in float.

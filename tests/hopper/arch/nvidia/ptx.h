@@ -54,6 +54,7 @@ inline uint32_t multiply_bfloat16(uint32_t a, uint32_t b) {
 
 inline void cp_async_16(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
 inline void cp_async_line(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 16, bytes); }
+inline void cp_async_8(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 8, bytes); }
 inline void cp_async_4(uint32_t to, const void* from, int bytes) { emulator::copy_of_thread(to, from, 4, bytes); }
 inline void cp_async_commit() { emulator::group_copies(); }
 template <int kLate>
