@@ -147,13 +147,21 @@ def commands(server_name: str, folder: Path, port: int, vllm: str, device: str, 
     return [vllm, *words, "--port", str(port)], "/health"
 
 
+def dataset(load: Load) -> list[str]:
+    """Random prompts, no two of which begin alike. The dataset "random" always has ignore_eos in its requests, which
+    `transformers serve` refuses."""
+    named = {"prefix-len": load.prompt // 2, "suffix-len": load.prompt - load.prompt // 2,
+             "num-prefixes": load.requests, "output-len": load.new}  # fmt: skip
+    words = [word for name, n in named.items() for word in (f"--prefix-repetition-{name}", str(n))]
+    return ["--dataset-name", "prefix_repetition", *words]
+
+
 def run_client(vllm: str, url: str, model: str, load: Load, tokenizer: Path, ignores_eos: bool) -> dict[str, Any]:
     """Milliseconds and rates, as `vllm bench serve` has them."""
     with tempfile.TemporaryDirectory() as folder:
         words = [
             vllm, "bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
-            "--base-url", url, "--model", model, "--tokenizer", str(tokenizer), "--dataset-name", "random",
-            "--random-input-len", str(load.prompt), "--random-output-len", str(load.new),
+            "--base-url", url, "--model", model, "--tokenizer", str(tokenizer), *dataset(load),
             "--num-prompts", str(load.requests), "--num-warmups", str(min(load.at_a_time, 8)),
             "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99", "--disable-tqdm",
             "--save-result", "--result-dir", folder, "--result-filename", "result.json",

@@ -22,6 +22,7 @@ from .hooks import all_watched, known, watched, watches_gradients
 from .joined_products import joined, may_join
 from .mlstm_call import LayerState, MLSTMCall
 from .norms import MultiHeadLayerNorm, RMSNorm
+from .widened_products import product
 
 
 def to_be_called(module: nn.Module) -> bool:
@@ -57,7 +58,7 @@ def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -
     """q, k, v, output gate, and capped input and forget gate from single or fused weights; (B, S, features) each."""
     if hasattr(layer, "qkv_opreact"):
         wide_product, gate_product = in_branches(
-            x, lambda: layer.qkv_opreact(x), lambda: layers.soft_cap(layer.ifgate_preact(x), cap)
+            x, lambda: product(layer.qkv_opreact, x), lambda: layers.soft_cap(product(layer.ifgate_preact, x), cap)
         )
         return (*wide_product.split((qk_dim, qk_dim, v_dim, v_dim), dim=-1), *gate_product.chunk(2, dim=-1))
     wide, gates = (layer.q, layer.k, layer.v, layer.ogate_preact), (layer.igate_preact, layer.fgate_preact)
@@ -67,9 +68,9 @@ def project(layer: Any, x: Tensor, qk_dim: int, v_dim: int, cap: float | None) -
         return q, k, v, o, i, f
     (q, k, o), v, (i, f) = in_branches(
         x,
-        lambda: (layer.q(x), layer.k(x), layer.ogate_preact(x)),
-        lambda: layer.v(x),
-        lambda: [layers.soft_cap(gate(x), cap) for gate in gates],
+        lambda: (product(layer.q, x), product(layer.k, x), product(layer.ogate_preact, x)),
+        lambda: product(layer.v, x),
+        lambda: [layers.soft_cap(product(gate, x), cap) for gate in gates],
     )
     return q, k, v, o, i, f
 
@@ -92,15 +93,16 @@ def run_mlstm_layer(
         h = layers.head_norm_gate(
             h, o, norm.weight, norm.bias, norm.eps, out_dtype=_dtype_for(layer.out_proj, norm, h, o)
         )
-    return layer.out_proj(h), state
+    return product(layer.out_proj, h), state
 
 
 def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
     if hasattr(ffn, "proj_up_gate_z"):
-        return ffn.proj_down(layers.swiglu_fused(ffn.proj_up_gate_z(x)))
+        return product(ffn.proj_down, layers.swiglu_fused(product(ffn.proj_up_gate_z, x)))
     if may_join(ffn.proj_up_gate, ffn.proj_up):
-        return ffn.proj_down(layers.swiglu_fused(joined(x, ffn.proj_up_gate, ffn.proj_up)))
-    return ffn.proj_down(layers.swiglu(*in_branches(x, lambda: ffn.proj_up_gate(x), lambda: ffn.proj_up(x))))
+        return product(ffn.proj_down, layers.swiglu_fused(joined(x, ffn.proj_up_gate, ffn.proj_up)))
+    gate_and_up = in_branches(x, lambda: product(ffn.proj_up_gate, x), lambda: product(ffn.proj_up, x))
+    return product(ffn.proj_down, layers.swiglu(*gate_and_up))
 
 
 def run_block_in_stack(

@@ -29,6 +29,7 @@ from .norms import RMSNorm
 from .quantize import Scheme, count_weights
 from .read_graphs import ReadGraphs, StepAndReadInputs, read_graphs_of, suits_graph
 from .status import Status, status_of
+from .widened_products import product
 
 logger = logging.getLogger("xlstm_hip")
 ModelClass = TypeVar("ModelClass", bound="xLSTMLarge")
@@ -385,7 +386,7 @@ class xLSTMLarge(nn.Module):
                     raise ValueError(f"{name_in_state}: expected floats on {x.device}, as the tokens, got {actual}")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return layers.soft_cap(self.lm_head(hidden), self.config.output_logit_soft_cap)
+        return layers.soft_cap(product(self.lm_head, hidden), self.config.output_logit_soft_cap)
 
     def loss(
         self, x: Tensor, targets: Tensor, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -395,7 +396,7 @@ class xLSTMLarge(nn.Module):
         mask and cu_seqlens are those of forward. The last token of each sequence has no target: give it -100.
         """
         has_shape("targets", is_tensor("targets", targets), tuple(x.shape), "that of x")
-        logits = self.lm_head(self.hidden(x, mask=mask, cu_seqlens=cu_seqlens)[0])
+        logits = product(self.lm_head, self.hidden(x, mask=mask, cu_seqlens=cu_seqlens)[0])
         cap = self.config.output_logit_soft_cap
         return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, in_place=True)
 
