@@ -111,16 +111,17 @@ CONTESTS: dict[str, Callable[[Results], Iterable[Contest]]] = {
     "decoding": lambda r: ((f"decoding {p['title']}", p["contenders"]) for p in r["points"]),
     "prefill": lambda r: ((f"prefill {p['title']}", p["contenders"]) for p in r["points"]),
 }
-ALONE = ("attention features",)  # of these files: ours beside ours
+# Ours beside ours; rates of servers under loads that are not the same for all.
+LEFT_OUT = ("attention features", "serving over HTTP")
 
 
 def comparisons(file: str, results: Results, common: bool) -> Iterator[Comparison]:
     """common: of ours, those that run every GPU's schedule, in the place of the others."""
     kind = results["benchmark"]
-    if kind in ALONE:
+    if kind in LEFT_OUT:
         return
     if kind not in CONTESTS:
-        raise ValueError(f"{file}: expected a result file of {', '.join((*CONTESTS, *ALONE))}, got {kind!r}")
+        raise ValueError(f"{file}: expected a result file of {', '.join((*CONTESTS, *LEFT_OUT))}, got {kind!r}")
     for work, entries in CONTESTS[kind](results):
         answers = [e for e in entries if is_ours(e) and not any(part in e["name"] for part in OTHER_WORK)]
         ours = [e for e in answers if (COMMON in e["name"]) == common]

@@ -24,6 +24,7 @@ MODULES = (
     "decoding",
     "prefill",
     "training",
+    "serving_http",
 )
 
 
