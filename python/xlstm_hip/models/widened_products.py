@@ -35,9 +35,9 @@ def product(layer: Any, x: Tensor) -> Tensor:
 
 
 def _may_widen(layer: Any, x: Tensor) -> bool:
-    if type(layer) is not nn.Linear or x.numel() < LEAST_ROWS * x.shape[-1] or has_fast_products(x.dtype):
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or type(layer) is not nn.Linear:
         return False
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or watched(layer) or all_watched():
+    if x.numel() < LEAST_ROWS * x.shape[-1] or has_fast_products(x.dtype) or watched(layer) or all_watched():
         return False
     parts = [p for p in (layer.weight, layer.bias) if p is not None]
     if torch.is_grad_enabled() and any(p.requires_grad for p in (x, *parts)):
