@@ -76,7 +76,7 @@ CASES = (
     Case("128 tokens, chunks of 128", 128, 48, 96, chunk=128),
     Case("129 tokens, one long chunk", 129, 33, 48, chunk=1024, states=True),
     Case("129 tokens, large eps", 129, 16, 16, states=True, eps=0.25),
-    Case("150 tokens, rows of 8 bytes", 150, 92, 46, states=True),  # times 23 in bfloat16, and in float32
+    Case("150 tokens, rows of 8 bytes", 150, 92, 46, states=True),  # 23 x 8 bytes: q in bfloat16, v in float32
     Case("257 tokens", 257, 32, 64, states=True),
     Case("head dims of 256 and 512", 40, 256, 512, heads=1, chunk=16, states=True),
     Case("head dims of 512 and 1", 33, 512, 1, heads=1, chunk=16, states=True),
