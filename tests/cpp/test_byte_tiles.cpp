@@ -28,7 +28,7 @@ void test_copies(int64_t rows, int64_t first, int64_t count) {
   std::vector<char> weights(size_t(kByteTileRows * row_bytes));
   for (char& byte : weights) byte = char(engine());
   const auto copy = std::make_unique<ByteRows>();
-  copy_bytes<Bits>(weights.data(), row_bytes, rows, first, count, *copy);
+  copy_bytes<Bits>(weights.data(), row_bytes, rows, first, count, 0, *copy);
   for (int64_t s = 0; s < count; ++s)
     for (int64_t r = 0; r < kByteTileRows; ++r)
       for (int64_t e = 0; e < kStep; ++e) {

@@ -202,6 +202,11 @@ int main(int count, char** arguments) {
       {1, 1, 330, 72, 96, XLSTM_GATE_EXP, false, true, 132, Layout::bhsd, 0, Gates::usual, {0, 37, 101, 102, 330}},
       {1, 2, 202, 96, 192, XLSTM_GATE_EXP, false, true, 2, Layout::bhsd, 0, Gates::usual,
        offsets_of({3, 1, 60, 64, 65, 5, 1, 1, 2}), true},
+      {1, 2, 200, 64, 128, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 2},
+      {1, 1, 150, 64, 64, sigmoid, true, true, 132, Layout::bshd},
+      {1, 2, 202, 8, 40, XLSTM_GATE_EXP, false, true, 2, Layout::bhsd, 0, Gates::usual,
+       offsets_of({3, 1, 60, 64, 65, 5, 1, 1, 2}), true},
+      {1, 1, 330, 32, 48, XLSTM_GATE_EXP, false, true, 132, Layout::bhsd, 0, Gates::usual, {0, 37, 101, 102, 330}},
       // packed: sequences that end within a chunk, at its end, and of one token
       {1, 2, 200, 128, 128, XLSTM_GATE_EXP, true, true, 132, Layout::bhsd, 0, Gates::usual, {0, 37, 101, 102, 200}},
       {1, 1, 330, 256, 256, XLSTM_GATE_EXP, true, true, 132, Layout::bshd, 0, Gates::usual, {0, 329, 330}},

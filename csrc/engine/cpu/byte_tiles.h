@@ -7,13 +7,14 @@
 // x as integers: 64 features of a row are made integers of 22 bits below the largest of them, in three digits to base
 // 256, so that the sum of a step of 64 is exact before its scales are applied. A digit of a row is a column, with a
 // float sum of its own; the three sums are added up at the end. So a row's result is the same in any company and at any
-// batch. A row that is not finite gives NaN.
+// batch that tiles have. A row that is not finite gives NaN.
 //
 // What binds: memory, up to about 30 rows. A step of 16 rows of weights is 1 KiB, for which a core waits 200 cycles at
 // 5 bytes a cycle. For 16 columns (5 rows of x) a product takes 16 cycles of its unit, and then 64 loads bind, 32
 // cycles: of both operands, the sums and the scales; 16 int32 to float, 16 products and 16 fused multiply-adds take 24.
 // By vectors (gemv.h) a row of x takes 32 cycles for the same, and converting the weights for each four rows 110. So
-// tiles have every batch; unpacking nibbles adds 60 cycles to a step, for all columns.
+// tiles have every batch of int8. Nibbles are copied as bytes first, and loads of 16 bytes wait for memory unless it is
+// asked ahead: on a Xeon tiles were slower than vectors up to 8 rows and faster from 16 on, where they begin.
 //
 // Floats of 8 bits and groups of 32 stay with gemv.h.
 #pragma once
@@ -29,12 +30,15 @@ constexpr int kXDigits = 3, kXDigitBits = 22;
 constexpr int64_t kStep = kByteTileBytes;  // features
 constexpr int64_t kStepsAtOnce = 16;       // whose weights L1 holds for all columns
 
-inline bool is_by_tiles(const xlstm_linear& w) {
-  return kHasTiles && (w.bits == 8 || w.bits == 4) && w.code == XLSTM_CODE_INTEGER && w.group_size % kStep == 0;
+constexpr int64_t kLeastRowsOfNibbles = 16;  // of x
+
+inline bool is_by_tiles(const xlstm_linear& w, int64_t batch) {
+  const bool is_wide_enough = w.bits == 8 || (w.bits == 4 && batch >= kLeastRowsOfNibbles);
+  return kHasTiles && is_wide_enough && w.code == XLSTM_CODE_INTEGER && w.group_size % kStep == 0;
 }
 template <class... Linears>
-inline bool any_by_tiles(const Linears&... w) {
-  return (is_by_tiles(w) || ...);
+inline bool any_by_tiles(int64_t batch, const Linears&... w) {
+  return (is_by_tiles(w, batch) || ...);
 }
 
 // x (batch, features) as the right operand of products with any such weights.
@@ -115,13 +119,16 @@ struct ByteRows {
 
 // Copies steps [first, first + count) of rows of W, which are row_bytes apart, as bytes; nibbles as q - 8. Rows from
 // `rows` on are zero. Nibbles go by vectors: a loop over bytes, which may alias all that it reads, stays one of bytes.
+// The next block, `ahead` of each byte, is prefetched: loads between the copy's stores are few at once.
 template <int Bits>
-inline void copy_bytes(const char* from, int64_t row_bytes, int64_t rows, int64_t first, int64_t count, ByteRows& to) {
+inline void copy_bytes(const char* from, int64_t row_bytes, int64_t rows, int64_t first, int64_t count, int64_t ahead,
+                       ByteRows& to) {
   typedef uint8_t Bytes16 __attribute__((vector_size(16)));
   for (int64_t r = 0; r < kByteTileRows; ++r)
     for (int64_t s = 0; s < count; ++s) {
       char* bytes = to.copy[s][r];
       const char* q = from + r * row_bytes + (first + s) * kStep * Bits / 8;
+      __builtin_prefetch(q + ahead);
       if (r >= rows) {
         memset(bytes, 0, kStep);
       } else if constexpr (Bits == 8) {
@@ -184,6 +191,9 @@ inline void multiply_byte_tiles(const xlstm_linear& w, int64_t begin, int64_t en
                                 int64_t y_stride, float* acc) {
   const int64_t groups = (w.columns + w.group_size - 1) / w.group_size, per_group = w.group_size / kStep;
   const int64_t steps = groups * per_group, row_bytes = groups * w.group_size * Bits / 8;
+  // From a row's block of steps to its next one, and from its last one to the first one of the row 16 further down.
+  const int64_t block_bytes = kStepsAtOnce * kStep * Bits / 8;
+  const int64_t to_next_rows = kByteTileRows * row_bytes - (steps - 1) / kStepsAtOnce * block_bytes;
   ByteRows some;
   some.group_shift = per_group == 2;
   for (int64_t first = begin; first < end; first += kByteTileRows) {
@@ -206,7 +216,7 @@ inline void multiply_byte_tiles(const xlstm_linear& w, int64_t begin, int64_t en
       if (Bits == 8 && rows == kByteTileRows && x.tiles == 1)
         some.data = data + step * kStep, some.row = row_bytes, some.step = kStep;
       else
-        copy_bytes<Bits>(data, row_bytes, rows, step, count, some);
+        copy_bytes<Bits>(data, row_bytes, rows, step, count, step + count < steps ? block_bytes : to_next_rows, some);
       for (int64_t tile = 0; tile < x.tiles; ++tile)
         add_steps<Offsets>(some, x, step, count, tile, acc + tile * kTileColumns);
     }

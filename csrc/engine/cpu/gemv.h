@@ -260,7 +260,7 @@ inline void multiply_by_vectors(const Product& p) {
 // y[b][r - begin] = bias[r] + W[r] x[b] for rows begin to end.
 inline void multiply(const Product& p) {
   if constexpr (kHasTiles) {
-    if (is_by_tiles(p.w))
+    if (is_by_tiles(p.w, p.batch))
       multiply_byte_tiles(p.w, p.begin, p.end, p.digits, p.y, p.y_stride, p.scratch);
     else
       multiply_by_vectors(p);

@@ -141,7 +141,7 @@ struct Worker {
     constexpr int kGates = 4;  // index of the first gate
     int64_t rows = 0;
     for (const xlstm_linear* w : weights) rows += w->rows;
-    const bool by_tiles = any_by_tiles(block.q, block.k, block.v, block.o, block.i, block.f);
+    const bool by_tiles = any_by_tiles(p.batch, block.q, block.k, block.v, block.o, block.i, block.f);
     rows_with_normed_x(rows, by_tiles, block.norm_mlstm, [&](int64_t begin, int64_t end, const float* x) {
       int64_t before = 0;
       for (int part = 0; part < 6; ++part) {
@@ -192,7 +192,7 @@ struct Worker {
       widen_vector(bias, block.head_norm.bias, values, at.dhv_all, 0);
     };
     const auto row = [&](int64_t b, float* to) { gated_heads(b, to); };
-    rows_with_input(p.dim, is_by_tiles(block.out), at.dhv_all, prepare, row,
+    rows_with_input(p.dim, is_by_tiles(block.out, p.batch), at.dhv_all, prepare, row,
                     [&](int64_t begin, int64_t end, const float* gated) {
                       if (begin == 0) {
                         memcpy(block.n, at.n, size_t(p.batch * p.heads * p.dqk) * sizeof(float));
@@ -215,7 +215,7 @@ struct Worker {
   }
 
   void up(const xlstm_decode_block& block) {
-    const bool by_tiles = any_by_tiles(block.gate, block.up);
+    const bool by_tiles = any_by_tiles(p.batch, block.gate, block.up);
     rows_with_normed_x(p.ffn, by_tiles, block.norm_ffn, [&](int64_t begin, int64_t end, const float* x) {
       const int64_t rows = end - begin, padded = plan.rows_at_once;
       product(block.gate, begin, end, x, at.dim, y, padded);
@@ -232,7 +232,7 @@ struct Worker {
   }
 
   void down(const xlstm_decode_block& block) {
-    if (is_by_tiles(block.down))
+    if (is_by_tiles(block.down, p.batch))
       crew.part(p.batch, [&](int64_t b) { at.digits.store_row(b, at.up + b * at.ffn, at.ffn); });
     crew.rows(p.dim, plan.rows_at_once,
               [&](int64_t begin, int64_t end) { add_product(block.down, begin, end, at.up, at.ffn); });
@@ -250,7 +250,7 @@ struct Worker {
           memcpy(to, from + b * at.dim + begin, size_t(end - begin) * sizeof(float));
       }
     };
-    const bool by_tiles = p.head.data && is_by_tiles(p.head);
+    const bool by_tiles = p.head.data && is_by_tiles(p.head, p.batch);
     if (p.out_norm.weight.data) {
       rows_with_normed_x(rows, by_tiles, p.out_norm, range);
       return;

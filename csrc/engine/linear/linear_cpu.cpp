@@ -20,7 +20,7 @@ struct Memory {
         worker_floats(round_up(p.rows * plan.rows_at_once + product_scratch_floats(columns, p.rows), 64)) {
     x = arena.take<float>(p.rows * columns);
     workers = arena.take<float>(plan.workers * worker_floats);
-    if (is_by_tiles(p.weight)) digits = XDigits(arena, p.rows, columns);
+    if (is_by_tiles(p.weight, p.rows)) digits = XDigits(arena, p.rows, columns);
   }
 };
 
@@ -39,7 +39,7 @@ void linear(const xlstm_linear_forward& p, const DecodeCpuPlan& plan, void* work
     float* to = at.x + b * at.columns;
     load_row(to, p.x.data, p.x.dtype, b * p.x.stride, p.weight.columns);
     for (int64_t j = p.weight.columns; j < at.columns; ++j) to[j] = 0;
-    if (is_by_tiles(p.weight)) at.digits.store_row(b, to, at.columns);
+    if (is_by_tiles(p.weight, p.rows)) at.digits.store_row(b, to, at.columns);
   });
   const int64_t tasks = (p.weight.rows + plan.rows_at_once - 1) / plan.rows_at_once;
   parallel_tasks(executor, tasks, [&](int64_t task, int32_t worker) {
