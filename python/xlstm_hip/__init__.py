@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from . import (  # noqa: F401
         attention,
         bench,
+        distributed,
         hf,
         layers,
         mlstm,
@@ -78,6 +79,7 @@ __all__ = [
 PUBLIC_MODULES = {
     "attention": "flash attention and MLA, with the names of FlashAttention-2 and FlashMLA",
     "bench": "measuring, for benchmarks/ and `xlstm-hip bench`",
+    "distributed": "one sequence over several GPUs or processes",
     "hf": "xLSTM models of Hugging Face transformers on these kernels",
     "layers": "the layers around the mLSTM",
     "mlstm": "the mLSTM: what xlstm_hip itself has, without the facts of devices",

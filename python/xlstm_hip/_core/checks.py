@@ -186,9 +186,12 @@ def check_cu_seqlens(cu_seqlens: Any, q: Tensor) -> int:
 
 def ends_of(cu_seqlens: Tensor, length: int) -> list[int]:
     """The values of cu_seqlens, which must start at 0, rise, and end at S = length."""
-    ends = [int(e) for e in cu_seqlens.tolist()]
-    if ends[0] != 0:
-        raise ValueError(f"cu_seqlens: expected to start at 0, got {ends[0]}")
+    return rising_ends([int(e) for e in cu_seqlens.tolist()], length)
+
+
+def rising_ends(ends: list[int], length: int) -> list[int]:
+    if not ends or ends[0] != 0:
+        raise ValueError(f"cu_seqlens: expected to start at 0, got {ends[0] if ends else 'no offsets'}")
     for n in range(1, len(ends)):
         if ends[n] <= ends[n - 1]:
             raise ValueError(f"cu_seqlens: expected values that rise, got {ends[n - 1]} then {ends[n]} at position {n}")

@@ -7,12 +7,14 @@ one call each. Any other unsupported option is an error that names it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from .._core import checks, logging
+from .._core.autocast import in_kernel_dtype
 from ..reference.packed import one_by_one
 from . import registry
 from .registry import KernelInfo
@@ -61,7 +63,7 @@ def mlstm_interface(
     n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., *, return_last_states: Literal[False] = ...,
     eps: float = ..., autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., kernel: str | None = ...,
     gate: str | None = ..., normalize: bool | None = ..., layout: str = ..., cu_seqlens: Tensor | None = ...,
-    normalizer_grad: bool | None = ..., **kwargs: Any,
+    normalizer_grad: bool | None = ..., cp_group: Any = ..., **kwargs: Any,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def mlstm_interface(
@@ -69,7 +71,7 @@ def mlstm_interface(
     n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., *, return_last_states: Literal[True],
     eps: float = ..., autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., kernel: str | None = ...,
     gate: str | None = ..., normalize: bool | None = ..., layout: str = ..., cu_seqlens: Tensor | None = ...,
-    normalizer_grad: bool | None = ..., **kwargs: Any,
+    normalizer_grad: bool | None = ..., cp_group: Any = ..., **kwargs: Any,
 ) -> tuple[Tensor, States]: ...  # fmt: skip
 @overload
 def mlstm_interface(
@@ -77,7 +79,7 @@ def mlstm_interface(
     n_initial: Tensor | None = ..., m_initial: Tensor | None = ..., return_last_states: bool = ..., eps: float = ...,
     autocast_kernel_dtype: torch.dtype = ..., chunk_size: int = ..., *, kernel: str | None = ...,
     gate: str | None = ..., normalize: bool | None = ..., layout: str = ..., cu_seqlens: Tensor | None = ...,
-    normalizer_grad: bool | None = ..., **kwargs: Any,
+    normalizer_grad: bool | None = ..., cp_group: Any = ..., **kwargs: Any,
 ) -> Tensor | tuple[Tensor, States]: ...  # fmt: skip
 def mlstm_interface(
     q: Tensor,  # (B, NH, S, DHQK)
@@ -99,6 +101,7 @@ def mlstm_interface(
     layout: str = "bhsd",
     cu_seqlens: Tensor | None = None,
     normalizer_grad: bool | None = None,
+    cp_group: Any = None,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, States]:
     """The mLSTM over a sequence: h (B, NH, S, DHHV), with return_last_states also (c, n, m).
@@ -111,6 +114,8 @@ def mlstm_interface(
                        then per sequence. On a GPU the fused kernels do not check its values
     normalizer_grad    False: the normaliser counts as a constant in backward, as in mlstm_kernels; default True, exact
     chunk_size         tokens per matrix product; changes speed, not the result
+    cp_group           a process group, or a ContextParallel of xlstm_hip.distributed: the tensors have this rank's
+                       tokens of a sequence over its ranks, in their order; cu_seqlens and states are the whole one's
     plan               of the fused kernels: how the call is cut up, {"segments": 2, ...}; backward_plan likewise. By
                        default as the table of plans has it, and where that has nothing, as csrc/ plans
     kwargs             further options of the kernel, by its KernelInfo; an unknown one is an error
@@ -133,6 +138,22 @@ def mlstm_interface(
     registry.check_kernel_accepts(
         info, checks.is_tensor("q", q), checks.gradient_needed(q, k, v, i, f, c_initial, n_initial, m_initial)
     )
+    if cp_group is not None:
+        from ..distributed.mlstm import over_ranks
+
+        if not info.states:
+            raise ValueError(
+                f"cp_group: kernel {info.name!r} takes no initial states, as parts of a sequence need them"
+            )
+        call = partial(mlstm_interface, eps=eps, chunk_size=chunk_size, kernel=info.name, layout=layout, **options)
+        part = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
+        turn = layout == "bshd"
+        bhsd = tuple(
+            checks.is_tensor(name, x).transpose(1, 2) if turn else x for name, x in zip("qkvif", part, strict=True)
+        )
+        checks.check_sequence_inputs(*bhsd)
+        whole = (c_initial, n_initial, m_initial)
+        return over_ranks(call, info.gate, cp_group, part, bhsd, whole, return_last_states, cu_seqlens)
     if logging.DISPATCH:
         logging.chosen("mlstm_interface", f"{info.kind} kernel {info.name}", {"q": q, "k": k, "v": v})
 

@@ -34,6 +34,7 @@ class MLSTMCall:
     options: dict[str, Any]  # of the chunkwise kernel
     multiples_only: mLSTMBackend | None  # runs a user's kernel that takes multiples of chunk_size alone
     cu_seqlens: Tensor | None = None  # (N + 1): sequences in the tokens of all rows, row by row; then states are of N
+    context: Any = None  # a distributed.ContextParallel: the tokens are a part of a row over its ranks
 
     @classmethod
     def of_model(cls, config: Any, x: Tensor, keep_state: bool = False, cu_seqlens: Tensor | None = None) -> MLSTMCall:
@@ -89,7 +90,8 @@ class MLSTMCall:
             i = torch.where(mask.unsqueeze(-1), i, PADDED_INPUT_GATE)
             f = torch.where(mask.unsqueeze(-1), f, PADDED_FORGET_GATE)
         functional = gradient_needed(q, k, v, i, f, *(state or ()))
-        if q.shape[1] == 1 and state is not None and self.cu_seqlens is None and not functional:
+        alone = self.cu_seqlens is None and self.context is None
+        if q.shape[1] == 1 and state is not None and alone and not functional:
             h, last = self._step(q, k, v, i, f, state)
         else:
             h, last = self._sequence(q, k, v, i, f, state)
@@ -113,6 +115,10 @@ class MLSTMCall:
 
     def _sequence(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: LayerState | None) -> tuple:
         c, n, m = state or (None, None, None)
+        if self.multiples_only is not None and self.context is not None:
+            raise NotImplementedError(
+                f"cp_group: kernel {self.chunkwise_kernel!r} takes multiples of chunk_size; expected one for any length"
+            )
         if self.multiples_only is not None:
             q, k, v, i, f = (x.transpose(1, 2) for x in (q, k, v, i, f))
             mode = "inference" if self.keep_state else None
@@ -126,7 +132,7 @@ class MLSTMCall:
             q, k, v, i, f, c, n, m,
             return_last_states=self.keep_state, eps=self.eps, autocast_kernel_dtype=self.autocast_kernel_dtype,
             chunk_size=self.chunk_size, kernel=self.chunkwise_kernel, normalize=self.normalize, layout="bshd",
-            cu_seqlens=self.cu_seqlens, **self.options,
+            cu_seqlens=self.cu_seqlens, cp_group=self.context, **self.options,
         )  # fmt: skip
         h, last = out if isinstance(out, tuple) else (out, None)
         return h if self.cu_seqlens is None else h.squeeze(0).unflatten(0, rows), last

@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from .. import layers
 from .._core.checks import has_integers, has_rank, has_shape, is_cu_seqlens, is_tensor, one_of
 from .._core.device import is_amd_gpu
+from ..distributed.collectives import from_last_rank, mean_over_ranks
+from ..distributed.context import context_of, group_of
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from .blocks import add_and_norm, mLSTMBlock, norm_options, run_block_in_stack, to_be_called
 from .checkpoint import read_model, write_model
@@ -139,6 +141,7 @@ class xLSTMLarge(nn.Module):
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        cp_group: Any = None,
     ) -> Any:  # which of the two, the configuration says
         """Logits (B, S, V), or with config.return_last_states (logits, state).
 
@@ -147,15 +150,17 @@ class xLSTMLarge(nn.Module):
         mask        (B, S), False or 0 for padding: such tokens leave the state as it is, wherever they stand
         cu_seqlens  (N + 1) int offsets 0 .. S of N sequences packed in one row (B = 1), each with a state of its own:
                     the state has N rows. On a GPU its values are not checked
+        cp_group    a process group, or a distributed.ContextParallel: x and mask are this rank's tokens of rows over
+                    its ranks, and so are the logits. cu_seqlens and state are those of the whole, on every rank
         """
         decoded = None
-        one_token = x.dim() == 2 and x.shape[1] == 1 and cu_seqlens is None
+        one_token = x.dim() == 2 and x.shape[1] == 1 and cu_seqlens is None and cp_group is None
         if state is not None and one_token and not torch.is_grad_enabled():
             decoded = self._decoded(x[:, 0], state, None if mask is None else self._checked_mask(mask, x)[:, 0])
         if decoded is not None and state is not None:
             logits, last = decoded.unsqueeze(1).to(self.embedding.weight.dtype), state
         else:
-            hidden, last = self.hidden(x, state, mask, cu_seqlens=cu_seqlens)
+            hidden, last = self.hidden(x, state, mask, cu_seqlens=cu_seqlens, cp_group=cp_group)
             logits = self.logits(hidden)
         return (logits, last) if self.config.return_last_states else logits
 
@@ -200,14 +205,24 @@ class xLSTMLarge(nn.Module):
 
     @torch.no_grad()
     def read(
-        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, replay: bool = False
+        self,
+        x: Tensor,
+        state: State | None = None,
+        mask: Tensor | None = None,
+        replay: bool = False,
+        cp_group: Any = None,
     ) -> tuple[Tensor, State]:
         """Tokens (B, S), mask (B, S) -> logits (B, V) of the token after them, and the state. A given state is
         overwritten.
 
         replay    on a GPU, replay calls of up to 2048 tokens, of a shape that came before, as a graph
                   (models.read_graphs)
+        cp_group  as in forward: each rank reads its part of the rows, and every rank gets the logits and the state that
+                  come after the whole. replay has no effect then
         """
+        if cp_group is not None:
+            hidden, last = self.hidden(x, state, mask, keep_state=True, cp_group=cp_group)
+            return self.logits(from_last_rank(hidden[:, -1], group_of(cp_group))), last
         graphs = self._read_graphs(x, state) if replay else None
         if graphs is None:
             return self._read(x, state, mask)
@@ -322,6 +337,7 @@ class xLSTMLarge(nn.Module):
         mask: Tensor | None = None,
         keep_state: bool = False,
         cu_seqlens: Tensor | None = None,
+        cp_group: Any = None,
     ) -> tuple[Tensor, State]:
         """The head's input (B, S, D), and the state if keep_state or the mode asks for it, else an empty dict."""
         has_rank("x", x, 2, "(B, S)")
@@ -329,12 +345,19 @@ class xLSTMLarge(nn.Module):
             raise ValueError(f"x: expected S >= 1, got shape {tuple(x.shape)}")
         if mask is not None:
             mask = self._checked_mask(mask, x)
-        sequences = x.shape[0]
-        if cu_seqlens is not None:
+        sequences, context = x.shape[0], None
+        if cp_group is not None:
+            context = context_of(cp_group, x.shape[1], cu_seqlens)
+            sequences, cu_seqlens = context.rows_of_states(x), None
+        elif cu_seqlens is not None:
             sequences = is_cu_seqlens("cu_seqlens", cu_seqlens, "x", x).shape[0] - 1
         if state is not None:
             self._check_tensors(state, x, sequences)
-        return self.backbone(self._embedded(x), state, mask, keep_state, cu_seqlens)
+        embedded, call = self._embedded(x), None
+        if context is not None:
+            call = MLSTMCall.of_model(self.config, embedded, keep_state)
+            call.context = context
+        return self.backbone(embedded, state, mask, keep_state, cu_seqlens, call)
 
     def _embedded(self, x: Tensor) -> Tensor:
         has_integers("x", x)
@@ -389,15 +412,27 @@ class xLSTMLarge(nn.Module):
         return layers.soft_cap(product(self.lm_head, hidden), self.config.output_logit_soft_cap)
 
     def loss(
-        self, x: Tensor, targets: Tensor, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        targets: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cp_group: Any = None,
     ) -> Tensor:
         """The mean negative log-probability of targets (B, S) after x (B, S), in nats. Targets of -100 do not count.
 
-        mask and cu_seqlens are those of forward. The last token of each sequence has no target: give it -100.
+        mask, cu_seqlens and cp_group are those of forward. The last token of each sequence has no target: give it -100.
+        Over ranks it is the mean of all, the same number on each; a rank's gradients are its part of the sum over them.
         """
         has_shape("targets", is_tensor("targets", targets), tuple(x.shape), "that of x")
-        logits = product(self.lm_head, self.hidden(x, mask=mask, cu_seqlens=cu_seqlens)[0])
+        logits = product(self.lm_head, self.hidden(x, mask=mask, cu_seqlens=cu_seqlens, cp_group=cp_group)[0])
         cap = self.config.output_logit_soft_cap
+        if cp_group is not None:
+            total = layers.capped_cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), cap, -100, "sum", in_place=True
+            )
+            return mean_over_ranks(total, (targets.long() != -100).sum(), group_of(cp_group))
         return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, in_place=True)
 
     @overload
