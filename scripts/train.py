@@ -4,6 +4,7 @@
 
   python scripts/train.py book.txt --output runs/book
   torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --parallel fsdp --amp bfloat16
+  torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --context 4 --length 65536 --batch 2
   python scripts/train.py --resume runs/book/step-500 --output runs/book
 
 Checkpoints are folders that transformers and xlstm_hip.models.load_pretrained read. A resumed run continues exactly.
@@ -33,7 +34,7 @@ from xlstm_hip.models.checkpoint import check_scheme
 from xlstm_hip.models.config_files import read_config
 
 AMP = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PER_RUN = ("output", "resume", "threads")  # never taken from the checkpoint that is resumed
+PER_RUN = ("output", "resume", "threads", "context")  # never taken from the checkpoint that is resumed
 # The shape of a checkpoint's model, by the options that set it for a new model.
 SHAPE = {"dim": "embedding_dim", "heads": "num_heads", "blocks": "num_blocks", "ffn_factor": "ffn_proj_factor"}
 NORM_CLIP = 1.0
@@ -64,6 +65,7 @@ def arguments() -> argparse.ArgumentParser:
     run.add_argument("--amp", choices=AMP, default="off", help="autocast to this dtype")
     run.add_argument("--checkpoint-activations", action="store_true", help="less memory, a second forward pass")
     run.add_argument("--parallel", choices=parts.PARALLEL, default="ddp", help="under torchrun")
+    run.add_argument("--context", type=at_least(1), default=1, help="processes that share the bytes of a window")
     run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     run.add_argument("--threads", type=at_least(1), help="of a process, on the CPU")
     run.add_argument("--save-every", type=at_least(1), default=500, help="steps; the last one is always saved")
@@ -83,6 +85,8 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.parallel == "fsdp" and "WORLD_SIZE" not in os.environ:
         parser.error("argument --parallel: expected torchrun to start this script, got fsdp for one process")
+    if args.context > 1 and "WORLD_SIZE" not in os.environ:
+        parser.error(f"argument --context: expected torchrun to start this script, got {args.context} for one process")
     step, data = 0, args.data
     if args.resume is not None:
         try:
@@ -107,6 +111,8 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if not shape and (settings.dim // 2 % settings.heads or settings.dim % settings.heads):
         widths = f"{settings.dim // 2} and {settings.dim}, the widths of q and v"
         parser.error(f"argument --heads: expected a divisor of {widths}, got {settings.heads}")
+    if settings.length < settings.context:
+        parser.error(f"argument --length: expected {settings.context} or more for --context, got {settings.length}")
     if settings.steps < step:
         parser.error(f"argument --steps: expected {step} or more, which the checkpoint has, got {settings.steps}")
     if settings.device == "cuda" and not torch.cuda.is_available():
@@ -134,8 +140,14 @@ def start_processes(settings: argparse.Namespace) -> torch.device:
         # DDP imports it. Were the group there before it, the group's threads would outlive destroy_process_group.
         importlib.import_module("torch._dynamo")
         dist.init_process_group("nccl" if on_gpu else "gloo")
-        if settings.batch % dist.get_world_size():
-            sys.exit(f"--batch: expected a multiple of the {dist.get_world_size()} processes, got {settings.batch}")
+        count = dist.get_world_size()
+        if count % settings.context:
+            sys.exit(f"--context: expected a divisor of the {count} processes, got {settings.context}")
+        if settings.batch % (count // settings.context):
+            among = (
+                f"{count} processes" if settings.context == 1 else f"{count // settings.context} groups of processes"
+            )
+            sys.exit(f"--batch: expected a multiple of the {among}, got {settings.batch}")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
@@ -171,7 +183,8 @@ class Run:
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.data = parts.ByteWindows([Path(x) for x in settings.data], settings.length, settings.validation)
         self.model = make_model(settings, device)
-        self.loss = parts.in_parallel(self.model, settings.parallel, device)
+        self.mesh = parts.Ranks.of_processes(settings.context, device)
+        self.loss = parts.in_parallel(self.model, settings.parallel, self.mesh, settings.length, device)
         self.optimizer = parts.make_optimizer(self.model, settings.lr, settings.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.amp == "float16")
         self.history: list[tuple[int, float, float | None]] = []  # step, loss, that of validation
@@ -198,9 +211,10 @@ class Run:
         rate = parts.learning_rate(self.step, settings.steps, settings.warmup, settings.lr)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        x, targets = self.data.batch(settings.seed, self.step, settings.batch, self.rank, self.ranks)
+        rows = self.data.batch(settings.seed, self.step, settings.batch, self.mesh.data, self.mesh.data_ranks)
+        x, targets = (self.mesh.own(part).to(self.device) for part in rows)
         with self.autocast():
-            loss = self.loss(x.to(self.device), targets.to(self.device))
+            loss = self.loss(x, targets)
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
@@ -214,11 +228,11 @@ class Run:
 
     @torch.no_grad()
     def validate(self) -> float:
-        x, targets = self.data.validation(self.settings.batch)
+        own = slice(self.mesh.data, None, self.mesh.data_ranks)
+        rows = self.data.validation(self.settings.batch)
+        x, targets = (self.mesh.own(part[own]).to(self.device) for part in rows)
         with self.autocast():
-            loss = self.loss(
-                x[self.rank :: self.ranks].to(self.device), targets[self.rank :: self.ranks].to(self.device)
-            )
+            loss = self.loss(x, targets)
         parts.spread_again(self.loss)
         return self.mean(loss)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of scripts/train.py: windows of bytes, data-parallel models, and checkpoints that resume exactly.
+"""Parts of scripts/train.py: windows of bytes, models over processes, and checkpoints that resume exactly.
 
-A batch depends only on the seed and the step, and ranks share its rows. A run that is resumed, or that has another
-number of processes, therefore sees the same data, and no reader state has to be saved.
+A batch depends only on the seed and the step, and ranks share its rows, or the bytes of each row. A run that is
+resumed, or that has another number of processes, therefore sees the same data, and no reader state has to be saved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from xlstm_hip.distributed import ContextParallel
 from xlstm_hip.models import save_pretrained, xLSTMLarge
 from xlstm_hip.models.checkpoint import save_tensors
 from xlstm_hip.models.mapping import listed
@@ -60,20 +61,51 @@ class ByteWindows:
         return torch.cat((torch.full_like(targets[:, :1], BOS), targets[:, :-1]), dim=1), targets
 
 
-class LossOf(nn.Module):
-    """The loss as a module's forward, as DDP and FSDP require."""
+class Ranks(NamedTuple):
+    """The processes as a mesh: windows over `data_ranks`, the bytes of each over `context_ranks` next to each other."""
 
-    def __init__(self, model: xLSTMLarge) -> None:
+    data: int = 0
+    data_ranks: int = 1
+    context: int = 0
+    context_ranks: int = 1
+    group: Any = None  # those that share this rank's windows
+
+    @classmethod
+    def of_processes(cls, context_ranks: int, device: torch.device) -> Ranks:
+        if not dist.is_initialized():
+            return cls()
+        from torch.distributed.device_mesh import init_device_mesh
+
+        data_ranks = dist.get_world_size() // context_ranks
+        mesh = init_device_mesh(device.type, (data_ranks, context_ranks), mesh_dim_names=("data", "context"))
+        data, context = (mesh.get_local_rank(name) for name in ("data", "context"))
+        return cls(data, data_ranks, context, context_ranks, mesh.get_group("context"))
+
+    def own(self, rows: Tensor) -> Tensor:
+        """This rank's part of each window (B, S)."""
+        return rows.tensor_split(self.context_ranks, dim=1)[self.context]
+
+
+class LossOf(nn.Module):
+    """The loss of this rank's part of the windows as a module's forward, as DDP and FSDP require."""
+
+    def __init__(self, model: xLSTMLarge, ranks: Ranks, length: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.ranks = model, ranks
+        self.context = None
+        if ranks.context_ranks > 1:
+            self.context = ContextParallel(ranks.group, ranks.own(torch.empty(1, length)).shape[1])
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(x, targets)
+        loss = self.model.loss(x, targets, cp_group=self.context)
+        # DDP and FSDP take the mean of the gradients of all ranks; those of a window's ranks are to be added up.
+        times = self.ranks.context_ranks
+        return loss if times == 1 else times * loss - (times - 1) * loss.detach()
 
 
-def in_parallel(model: xLSTMLarge, how: str, device: torch.device) -> nn.Module:
+def in_parallel(model: xLSTMLarge, how: str, ranks: Ranks, length: int, device: torch.device) -> nn.Module:
     """A model's loss over the processes of torchrun; with one process, the loss of the model itself."""
-    loss = LossOf(model)
+    loss = LossOf(model, ranks, length)
     if not dist.is_initialized():
         return loss
     if how == "ddp":

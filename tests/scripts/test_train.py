@@ -95,6 +95,32 @@ def test_two_processes_are_one_run(plain: Path, text: Path, tmp_path: Path, how:
     assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
 
 
+@pytest.mark.parametrize(
+    ("processes", "how"),
+    [
+        (2, "ddp"),
+        pytest.param(2, "fsdp", marks=pytest.mark.rows("ci")),
+        pytest.param(4, "fsdp", marks=pytest.mark.rows("ci")),
+    ],
+)
+def test_processes_that_share_windows_are_one_run(
+    plain: Path, text: Path, tmp_path: Path, processes: int, how: str
+) -> None:
+    """Two a window; of four, as a mesh of two by two."""
+    done = train(
+        "--resume", str(plain / "step-4"), "--output", str(tmp_path), "--parallel", how, "--context", "2",
+        "--checkpoint-activations", processes=processes,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    both = zip(losses(tmp_path), losses(plain), strict=True)
+    assert all(abs(float(a[1]) - float(b[1])) < 1e-4 for a, b in both)
+    one, two = (load_pretrained(f / "step-8", progress=False).state_dict() for f in (plain, tmp_path))
+    assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
+    # AdamW hides a gradient's scale; its moments do not.
+    one, two = (load_file(f / "step-8" / parts.OPTIMIZER_FILE) for f in (plain, tmp_path))
+    assert all((one[name] - two[name]).norm() <= 0.01 * one[name].norm() for name in one)
+
+
 @pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.rows("ci")), "fsdp"])
 def test_resume_of_two_processes_is_exact(text: Path, tmp_path: Path, how: str) -> None:
     uninterrupted, again = tmp_path / "whole", tmp_path / "again"
@@ -212,6 +238,15 @@ def test_fsdp_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert words in error_text(monkeypatch, capsys, "text.txt", "--parallel", "fsdp")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert settings(monkeypatch, "text.txt", "--parallel", "fsdp").parallel == "fsdp"
+
+
+def test_context_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    words = "argument --context: expected torchrun to start this script, got 2 for one process"
+    assert words in error_text(monkeypatch, capsys, "text.txt", "--context", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    words = "argument --length: expected 4 or more for --context, got 3"
+    assert words in error_text(monkeypatch, capsys, "text.txt", "--context", "4", "--length", "3")
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
