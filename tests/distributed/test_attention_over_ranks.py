@@ -35,7 +35,10 @@ def results_of(function: Any, span: slice, dtype: torch.dtype, **options: Any) -
     tensors, weight = inputs()
     leaves = [x[:, span].to(dtype).requires_grad_() for x in tensors]
     out = function(*leaves, **options)
-    (out * weight[:, span].to(dtype)).sum().backward()
+    loss = (out * weight[:, span].to(dtype)).sum()
+    few = [x for leaf in leaves for x in torch.autograd.grad(loss, leaf, retain_graph=True)]
+    loss.backward()
+    assert all(torch.equal(x, leaf.grad) for x, leaf in zip(few, leaves, strict=True))
     return [out.detach(), *(x.grad for x in leaves)]
 
 

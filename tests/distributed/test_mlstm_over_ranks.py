@@ -96,7 +96,12 @@ def call(case: Case, span: slice, dtype: torch.dtype, of_states: float, **more: 
     h = h.transpose(1, 2) if case.layout == "bshd" else h
     loss = (h * weights[0][:, :, span].to(dtype)).sum()
     loss = loss + of_states * sum((x * w.to(wide)).sum() for x, w in zip(last, weights[1:], strict=True))
+    # Gradients of some inputs alone: ranks need one another's for each.
+    few = [
+        x for some in (leaves[:1], leaves[1:3], leaves[3:]) for x in torch.autograd.grad(loss, some, retain_graph=True)
+    ]
     loss.backward()
+    assert all(torch.equal(x, leaf.grad) for x, leaf in zip(few, leaves, strict=True))
     return [x.detach() for x in (h, *last)] + [x.grad for x in (*leaves, *starts)]
 
 

@@ -48,18 +48,17 @@ def context_parallel_attention(
         raise ValueError("cp_group: expected a ContextParallel without cu_seqlens: attention over ranks is not packed")
     needed = checks.gradient_needed(q, k, v)
     context.check_same("attention", q.shape[0], *k.shape[2:], v.shape[-1], str(q.dtype), causal, needed)
-    anchor = torch.zeros((), device=q.device, requires_grad=needed)
     end = context.begin + context.length if causal else sum(context.lengths)
-    keys, values = (_Gathered.apply(context, x, end, anchor) for x in (k, v))
+    keys, values = (_Gathered.apply(context, x, end, q, k, v) for x in (k, v))
     out: Tensor = flash_attn_func(q, keys, values, causal=causal, window_size=window_size, **options)
     return out
 
 
 class _Gathered(OpFunction):
-    """Tokens [0, end) of all ranks. anchor as in state_scan.state_before."""
+    """Tokens [0, end) of all ranks. inputs as in state_scan.state_before."""
 
     @staticmethod
-    def forward(ctx: Any, context: ContextParallel, x: Tensor, end: int, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, context: ContextParallel, x: Tensor, end: int, *inputs: Tensor) -> Tensor:
         ctx.context = context
         longest = max(context.lengths)
         padded = x.new_zeros(x.shape[0], longest, *x.shape[2:])
@@ -79,4 +78,4 @@ class _Gathered(OpFunction):
             sent[rank, :, : some.shape[1]] = some
             begin += length
         own = own_of_sum(sent, context.group)
-        return None, own[:, : context.length], None, None
+        return None, own[:, : context.length], None, *(None,) * 3

@@ -39,18 +39,17 @@ def over_ranks(
     sizes = (q.shape[0], q.shape[1], q.shape[-1], v.shape[-1], str(q.dtype).removeprefix("torch."))
     context.check_same(*sizes, gate, "gradients" if needed else "no gradients", "states" if return_last_states else "")
     starts = _starts(context, q, v, given)
-    anchor = torch.zeros((), device=q.device, requires_grad=needed)
+    inputs = (*heads_first, *states)
     first = (starts[0][: q.shape[0]], starts[1][: q.shape[0]], starts[2][: q.shape[0]])
-    c, n, m = state_before(
-        context.group, context.is_continued, _given(context, k, v, i, f, gate, starts), first, anchor
-    )
-    initial = tuple(torch.cat((x, rest[x.shape[0] :])) for x, rest in zip((c, n, m), starts, strict=True))
+    part = _given(context, k, v, i, f, gate, starts)
+    before = state_before(context.group, context.is_continued, part, first, inputs)
+    initial = tuple(torch.cat((x, rest[x.shape[0] :])) for x, rest in zip(before, starts, strict=True))
     offsets = local_offsets(context, q.device)
     out = kernel(*tensors, *initial, return_last_states=return_last_states, cu_seqlens=offsets)
     if not return_last_states:
         return out
     h, last = out
-    return h, tuple(_of_all(context, x, sequences, anchor) for x in last)
+    return h, tuple(_of_all(context, x, sequences, inputs) for x in last)
 
 
 def _starts(context: ContextParallel, q: Tensor, v: Tensor, given: dict[str, Tensor]) -> States:
@@ -81,11 +80,11 @@ def _given(context: ContextParallel, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
     return Part(c, n, m, torch.full_like(m, -torch.inf))
 
 
-def _of_all(context: ContextParallel, last: Tensor, sequences: int, anchor: Tensor) -> Tensor:
+def _of_all(context: ContextParallel, last: Tensor, sequences: int, inputs: tuple[Tensor | None, ...]) -> Tensor:
     """The last states of all sequences, each from the rank on which it ends."""
     count = last.shape[0] if context.ends_here else len(context.ends) - 2 if context.packed else 0
     padding = last.new_zeros(sequences, *last.shape[1:])
     if count:
         padding = torch.cat((padding[: context.first], last[:count], padding[context.first + count :]))
-    whole: Tensor = SumOverRanks.apply(context.group, padding, anchor)
+    whole: Tensor = SumOverRanks.apply(context.group, padding, *inputs)
     return whole

@@ -91,15 +91,20 @@ def _pieces(length: int) -> list[slice]:
 
 
 def state_before(
-    group: dist.ProcessGroup, is_continued: bool, part: Part, start: tuple[Tensor, Tensor, Tensor], anchor: Tensor
+    group: dist.ProcessGroup,
+    is_continued: bool,
+    part: Part,
+    start: tuple[Tensor, Tensor, Tensor],
+    inputs: tuple[Tensor | None, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The state that this rank's first sequence has before its first token here: of the ranks before if it is
     continued, else `start`.
 
-    Every rank calls it, and its backward pass, too, at the same time. anchor: without a use, and with gradient where
-    the others have one, so that backward comes here on a rank whose own part nobody asks for.
+    Every rank calls it at the same time, and its backward pass, too. inputs: of the whole call. They have no use and
+    get no gradient here, but whichever of them a gradient is asked for, autograd comes here on every rank, also on one
+    whose part nobody reads.
     """
-    c, n, m = _StateBefore.apply(group, is_continued, *part, *start, anchor)
+    c, n, m = _StateBefore.apply(group, is_continued, *part, *start, *inputs)
     return c, n, m
 
 
@@ -110,7 +115,7 @@ class _StateBefore(OpFunction):
         given = torch.cat((c.flatten(2), n, m, decay), -1)
         before = gathered(given, group)[:rank].clone()
         ctx.save_for_backward(before)
-        ctx.group, ctx.is_continued, ctx.dims = group, is_continued, c.shape[2:]
+        ctx.group, ctx.is_continued, ctx.dims, ctx.inputs = group, is_continued, c.shape[2:], len(rest) - 3
         return _folded(before, ctx.dims) if is_continued else tuple(x.clone() for x in rest[:3])
 
     @staticmethod
@@ -126,7 +131,7 @@ class _StateBefore(OpFunction):
                 (sent[:rank],) = torch.autograd.grad(states, before, gradients)
         own = own_of_sum(sent, ctx.group)
         starts = (None, None, None) if ctx.is_continued else gradients
-        return None, None, *_parted(own, ctx.dims), *starts, None
+        return None, None, *_parted(own, ctx.dims), *starts, *(None,) * ctx.inputs
 
 
 def _floats(dims: torch.Size) -> int:
@@ -150,14 +155,14 @@ def _folded(every: Tensor, dims: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class SumOverRanks(OpFunction):
-    """anchor as in state_before."""
+    """inputs as in state_before."""
 
     @staticmethod
-    def forward(ctx: Any, group: Any, x: Tensor, anchor: Tensor) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, group: Any, x: Tensor, *inputs: Tensor | None) -> Tensor:
+        ctx.group, ctx.inputs = group, len(inputs)
         return sum_of(x, group)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, sum_of(gradient, ctx.group), None
+        return None, sum_of(gradient, ctx.group), *(None,) * ctx.inputs

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of context_parallel.py do: one sequence over them, timed together."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from harness.model_grid import config_of
+from xlstm_hip import mlstm_interface
+from xlstm_hip.distributed import ContextParallel
+from xlstm_hip.models import load_pretrained, xLSTMLarge
+
+DEMO = Path(__file__).resolve().parents[2] / "models/demo"
+FORWARD, BACKWARD, PROMPT = "mLSTM", "mLSTM with gradients", "a prompt read by the model"
+WORKS = (FORWARD, BACKWARD, PROMPT)
+
+
+@dataclass(frozen=True)
+class Task:
+    work: str
+    tokens: int  # of all ranks
+    ranks: int
+    device: str
+    dtype: torch.dtype
+    heads: tuple[int, int, int]  # NH, DHQK, DHHV of the mLSTM by itself
+    shape: str  # of the model
+    rounds: int
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """ms: of each round, the slowest rank's; peak_bytes: the most that a rank had on its GPU; check: a number of the
+    result that does not depend on the ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (task, folder), task.ranks)
+        found: dict[str, Any] = torch.load(f"{folder}/found.pt")
+        return found
+
+
+def _rank(rank: int, task: Task, folder: str) -> None:
+    torch.set_num_threads(1)
+    on_gpu = task.device == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=meeting, rank=rank, world_size=task.ranks)
+    span = slice(rank * task.tokens // task.ranks, (rank + 1) * task.tokens // task.ranks)
+    group: Any = dist.group.WORLD
+    split = ContextParallel(group, span.stop - span.start) if task.ranks > 1 else None
+    call = (_prompt if task.work == PROMPT else _mlstm)(task, span, split, device)
+    check = call()
+    if task.work != PROMPT:  # a sum over tokens
+        dist.all_reduce(check)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    ms = [_round(call, device) for _ in range(task.rounds)]
+    peak = torch.tensor(float(torch.cuda.max_memory_allocated() if on_gpu else 0), device=device)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    if rank == 0:
+        torch.save({"ms": ms, "peak_bytes": int(peak), "check": float(check)}, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+def _round(call: Callable[[], Tensor], device: torch.device) -> float:
+    dist.barrier()
+    begin = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    took = torch.tensor(1e3 * (time.perf_counter() - begin), device=device)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
+def _mlstm(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
+    heads, dqk, dhv = task.heads
+    rng = torch.Generator().manual_seed(0)
+
+    def drawn(*features: int) -> Tensor:
+        """Of this rank's tokens; a column of each is drawn whatever the ranks are, and shared by all features."""
+        columns = torch.randn(1, heads, task.tokens, generator=rng)[:, :, span]
+        if not features:
+            return columns.to(device, task.dtype)
+        features_of = torch.randn(*features, generator=rng)
+        return (columns[..., None] * features_of).to(device, task.dtype)
+
+    tensors = [drawn(dqk), drawn(dqk), drawn(dhv), drawn(), drawn() + 3]
+    if task.work == BACKWARD:
+        tensors = [x.requires_grad_() for x in tensors]
+
+    def call() -> Tensor:
+        h = mlstm_interface(*tensors, cp_group=split)
+        if task.work != BACKWARD:
+            return h.float().square().sum()
+        gradients = torch.autograd.grad(h, tensors, h.detach())
+        return gradients[2].float().square().sum()
+
+    return call
+
+
+def _prompt(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
+    config = config_of(task.shape)
+    if config is None:
+        model = load_pretrained(DEMO, task.dtype, device, progress=False)
+    else:
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = xLSTMLarge(config).to(task.dtype)
+    model.config.mode = "inference"
+    prompt = torch.randint(3, model.config.vocab_size, (1, task.tokens), generator=torch.Generator().manual_seed(0))
+    mine = prompt[:, span].to(device)
+    return lambda: model.read(mine, cp_group=split)[0].float().square().sum()
