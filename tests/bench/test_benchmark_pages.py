@@ -25,6 +25,7 @@ MODULES = (
     "prefill",
     "training",
     "serving_http",
+    "context_parallel",
 )
 
 
