@@ -53,7 +53,7 @@ class ContextParallel:
         self.is_continued = every[self.first] < self.begin  # its first tokens are on the ranks before
         self.ends_here = every[self.last + 1] == end
         self.ends = [max(every[n], self.begin) - self.begin for n in of_part] + [length]
-        self._signature: tuple[Any, ...] | None = None
+        self._same: set[tuple[Any, ...]] = set()  # what all ranks have agreed on
 
     def rows_of_states(self, x: Tensor) -> int:
         """How many states a call of x (B, ...) has."""
@@ -62,8 +62,8 @@ class ContextParallel:
         return self.sequences if self.packed else x.shape[0]
 
     def check_same(self, *signature: Any) -> None:
-        """An error on every rank if this is not the same on all of them. They are asked when it changes."""
-        if signature == self._signature:
+        """An error on every rank if this is not the same on all of them. They are asked once for each."""
+        if signature in self._same:
             return
         facts: list[Any] = [None] * self.size
         dist.all_gather_object(facts, signature, group=self.group)
@@ -73,7 +73,7 @@ class ContextParallel:
                     "cp_group: expected the same shapes but for S, dtypes and options on every rank, got "
                     f"{facts[0]} on rank 0 and {other} on rank {rank}"
                 )
-        self._signature = signature
+        self._same.add(signature)
 
 
 def context_of(cp_group: Any, length: int, cu_seqlens: Tensor | None) -> ContextParallel:
