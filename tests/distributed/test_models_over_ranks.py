@@ -87,3 +87,5 @@ def test_without_a_process_group() -> None:
     model = small_model()
     with pytest.raises(RuntimeError, match="cp_group: torch.distributed has no process group yet"):
         model(tokens(1, 8), cp_group="cp")
+    with pytest.raises(ValueError, match="replay: expected False with cp_group"):
+        model.read(tokens(1, 8), cp_group="cp", replay=True)

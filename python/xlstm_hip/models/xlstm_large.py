@@ -218,8 +218,10 @@ class xLSTMLarge(nn.Module):
         replay    on a GPU, replay calls of up to 2048 tokens, of a shape that came before, as a graph
                   (models.read_graphs)
         cp_group  as in forward: each rank reads its part of the rows, and every rank gets the logits and the state that
-                  come after the whole. replay has no effect then
+                  come after the whole. Not with replay
         """
+        if cp_group is not None and replay:
+            raise ValueError("replay: expected False with cp_group: exchanges between ranks are not in a graph")
         if cp_group is not None:
             hidden, last = self.hidden(x, state, mask, keep_state=True, cp_group=cp_group)
             return self.logits(from_last_rank(hidden[:, -1], group_of(cp_group))), last
