@@ -22,7 +22,7 @@ import torch
 from harness.benchmark import Benchmark, Job, Session
 from harness.model_grid import shape
 from harness.ranks import WORKS, Task, measure
-from pages.context_parallel import draw, markdown
+from pages.context_parallel import alone, draw, markdown
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.timing import Pace, spread
 from xlstm_hip.cli.common import at_least
@@ -41,9 +41,9 @@ def run(session: Session, task: Task, advance: Advance) -> dict[str, Any]:
         "peak_bytes": found["peak_bytes"],
         "check": found["check"],
     }
-    alone = [x for x in session.results["rows"] if (x["work"], x["tokens"], x["ranks"]) == (task.work, task.tokens, 1)]
-    if alone and abs(row["check"] / alone[0]["check"] - 1) > TOLERANCE[task.dtype]:
-        raise SystemExit(f"xlstm_hip: {task} differs from one rank: {row['check']}, not {alone[0]['check']}")
+    one = alone(row, session.results["rows"])
+    if one is not None and abs(row["check"] / one["check"] - 1) > TOLERANCE[task.dtype]:
+        raise SystemExit(f"xlstm_hip: {task} differs from one rank: {row['check']}, not {one['check']}")
     return row
 
 

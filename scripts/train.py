@@ -140,14 +140,12 @@ def start_processes(settings: argparse.Namespace) -> torch.device:
         # DDP imports it. Were the group there before it, the group's threads would outlive destroy_process_group.
         importlib.import_module("torch._dynamo")
         dist.init_process_group("nccl" if on_gpu else "gloo")
-        count = dist.get_world_size()
-        if count % settings.context:
-            sys.exit(f"--context: expected a divisor of the {count} processes, got {settings.context}")
-        if settings.batch % (count // settings.context):
-            among = (
-                f"{count} processes" if settings.context == 1 else f"{count // settings.context} groups of processes"
-            )
-            sys.exit(f"--batch: expected a multiple of the {among}, got {settings.batch}")
+        groups, left = divmod(dist.get_world_size(), settings.context)
+        if left:
+            sys.exit(f"--context: expected a divisor of the {dist.get_world_size()} processes, got {settings.context}")
+        if settings.batch % groups:
+            name = "processes" if settings.context == 1 else "groups of processes"
+            sys.exit(f"--batch: expected a multiple of the {groups} {name}, got {settings.batch}")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)

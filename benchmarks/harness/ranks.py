@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +14,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from harness.model_grid import config_of
+from harness.model_grid import DEMO, config_of
 from xlstm_hip import mlstm_interface
 from xlstm_hip.distributed import ContextParallel
 from xlstm_hip.models import load_pretrained, xLSTMLarge
 
-DEMO = Path(__file__).resolve().parents[2] / "models/demo"
 FORWARD, BACKWARD, PROMPT = "mLSTM", "mLSTM with gradients", "a prompt read by the model"
 WORKS = (FORWARD, BACKWARD, PROMPT)
 

@@ -13,10 +13,15 @@ from xlstm_hip.bench.table import heading, lines_of, section, spread_text
 COLUMNS = ("work", "tokens", "ranks", "ms", "tokens a second", "efficiency", "GiB of a rank")
 
 
+def alone(row: Results, rows: list[Results]) -> Results | None:
+    """The same by one rank, if it was measured."""
+    return next((x for x in rows if (x["work"], x["tokens"], x["ranks"]) == (row["work"], row["tokens"], 1)), None)
+
+
 def efficiency(row: Results, rows: list[Results]) -> float | None:
     """One rank's time over this one's times its ranks."""
-    alone = [x for x in rows if (x["work"], x["tokens"], x["ranks"]) == (row["work"], row["tokens"], 1)]
-    return alone[0]["ms"]["median"] / (row["ranks"] * row["ms"]["median"]) if alone else None
+    one = alone(row, rows)
+    return None if one is None else one["ms"]["median"] / (row["ranks"] * row["ms"]["median"])
 
 
 def markdown(results: Results) -> str:

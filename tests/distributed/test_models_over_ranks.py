@@ -12,6 +12,9 @@ from torch import Tensor
 
 from support.peer_models import small_model, tokens
 from support.ranks import run_ranks
+from xlstm_hip import mLSTMBackendConfig, register_mlstm_kernel
+from xlstm_hip.mlstm.registry import unregister_mlstm_kernel
+from xlstm_hip.models.mlstm_call import MLSTMCall
 
 LENGTHS = (40, 25)
 TOTAL = sum(LENGTHS)
@@ -89,3 +92,16 @@ def test_without_a_process_group() -> None:
         model(tokens(1, 8), cp_group="cp")
     with pytest.raises(ValueError, match="replay: expected False with cp_group"):
         model.read(tokens(1, 8), cp_group="cp", replay=True)
+
+
+def test_a_kernel_for_multiples_is_refused() -> None:
+    register_mlstm_kernel(
+        "chunkwise--multiples", len, kind="chunkwise", devices=("cpu",), dtypes=(torch.float32,), gradient="exact",
+        any_length=False,
+    )  # fmt: skip
+    try:
+        config = mLSTMBackendConfig(chunkwise_kernel="chunkwise--multiples")
+        with pytest.raises(NotImplementedError, match="cp_group: kernel 'chunkwise--multiples' takes multiples"):
+            MLSTMCall.of(config, context=object())
+    finally:
+        unregister_mlstm_kernel("chunkwise--multiples", "chunkwise")

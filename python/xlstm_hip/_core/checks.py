@@ -218,6 +218,11 @@ def check_states(
     return states
 
 
+def transposed(q: Any, k: Any, v: Any, i: Any, f: Any) -> tuple[Tensor, ...]:
+    """Views of the inputs of a sequence as (B, NH, S, ...), of (B, S, NH, ...)."""
+    return tuple(is_tensor(name, x).transpose(1, 2) for name, x in zip("qkvif", (q, k, v, i, f), strict=True))
+
+
 def check_sequence_inputs(
     q: Any,
     k: Any,

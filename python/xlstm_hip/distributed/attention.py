@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .._core import checks
@@ -70,9 +69,7 @@ class _Gathered(OpFunction):
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
         context, begin = ctx.context, 0
-        sent = gradient.new_zeros(
-            dist.get_world_size(context.group), gradient.shape[0], max(context.lengths), *gradient.shape[2:]
-        )
+        sent = gradient.new_zeros(context.size, gradient.shape[0], max(context.lengths), *gradient.shape[2:])
         for rank, length in enumerate(context.lengths):
             some = gradient[:, begin : begin + length]
             sent[rank, :, : some.shape[1]] = some

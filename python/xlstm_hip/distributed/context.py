@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,16 +32,9 @@ class ContextParallel:
         if cu_seqlens is not None and (not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1):
             raise ValueError("cu_seqlens: expected a tensor (N + 1) of the offsets of all sequences of the row")
         offsets = None if cu_seqlens is None else [int(x) for x in cu_seqlens.tolist()]
-        facts: list[Any] = [None] * self.size
-        dist.all_gather_object(facts, {"xlstm_hip": __version__, "length": length, "cu_seqlens": offsets}, group=group)
-        for rank, other in enumerate(facts):
-            for name in ("xlstm_hip", "cu_seqlens"):
-                if other[name] != facts[0][name]:
-                    raise ValueError(
-                        f"{'cu_seqlens' if name == 'cu_seqlens' else 'cp_group'}: expected the same {name} on every "
-                        f"rank, got {facts[0][name]} on rank 0 and {other[name]} on rank {rank}"
-                    )
-        self.lengths = [other["length"] for other in facts]
+        versions, self.lengths, every_offsets = zip(*self._of_all((__version__, length, offsets)), strict=True)
+        _check_same("cp_group: expected the same xlstm_hip on every rank", versions)
+        _check_same("cu_seqlens: expected the same cu_seqlens on every rank", every_offsets)
         self.begin = sum(self.lengths[: self.rank])
         self.length, total = length, sum(self.lengths)
         self.packed = offsets is not None
@@ -65,15 +59,15 @@ class ContextParallel:
         """An error on every rank if this is not the same on all of them. They are asked once for each."""
         if signature in self._same:
             return
-        facts: list[Any] = [None] * self.size
-        dist.all_gather_object(facts, signature, group=self.group)
-        for rank, other in enumerate(facts):
-            if other != facts[0]:
-                raise ValueError(
-                    "cp_group: expected the same shapes but for S, dtypes and options on every rank, got "
-                    f"{facts[0]} on rank 0 and {other} on rank {rank}"
-                )
+        expected = "cp_group: expected the same shapes but for S, dtypes and options on every rank"
+        _check_same(expected, self._of_all(signature))
         self._same.add(signature)
+
+    def _of_all(self, own: Any) -> list[Any]:
+        """What each rank has here."""
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, own, group=self.group)
+        return every
 
 
 def context_of(cp_group: Any, length: int, cu_seqlens: Tensor | None) -> ContextParallel:
@@ -89,6 +83,12 @@ def context_of(cp_group: Any, length: int, cu_seqlens: Tensor | None) -> Context
 
 def group_of(cp_group: Any) -> dist.ProcessGroup:
     return cp_group.group if isinstance(cp_group, ContextParallel) else _checked_group(cp_group)
+
+
+def _check_same(expected: str, every: Sequence[Any]) -> None:
+    for rank, other in enumerate(every):
+        if other != every[0]:
+            raise ValueError(f"{expected}, got {every[0]} on rank 0 and {other} on rank {rank}")
 
 
 def _checked_group(group: Any) -> dist.ProcessGroup:

@@ -40,8 +40,8 @@ def over_ranks(
     context.check_same(*sizes, gate, "gradients" if needed else "no gradients", "states" if return_last_states else "")
     starts = _starts(context, q, v, given)
     inputs = (*heads_first, *states)
-    first = (starts[0][: q.shape[0]], starts[1][: q.shape[0]], starts[2][: q.shape[0]])
     part = _given(context, k, v, i, f, gate, starts)
+    first = _rows(starts, slice(0, q.shape[0]))
     before = state_before(context.group, context.is_continued, part, first, inputs)
     initial = tuple(torch.cat((x, rest[x.shape[0] :])) for x, rest in zip(before, starts, strict=True))
     offsets = local_offsets(context, q.device)
@@ -49,42 +49,45 @@ def over_ranks(
     if not return_last_states:
         return out
     h, last = out
-    return h, tuple(_of_all(context, x, sequences, inputs) for x in last)
+    return h, _last_of_all(context, last, sequences, inputs)
 
 
 def _starts(context: ContextParallel, q: Tensor, v: Tensor, given: dict[str, Tensor]) -> States:
     """What each of this rank's sequences begins with, had it no tokens before."""
     rows = slice(context.first, context.last + 1) if context.packed else slice(None)
+    wide = checks.accumulate_dtype(q.dtype)
     if given:
-        wide = checks.accumulate_dtype(q.dtype)
         c, n, m = (x[rows].to(wide) for x in given.values())
         return c, n, m
     batch, heads, dqk = len(context.ends) - 1 if context.packed else q.shape[0], q.shape[1], q.shape[-1]
-    like = q.new_zeros(0, dtype=checks.accumulate_dtype(q.dtype))
-    c, n = like.new_zeros(batch, heads, dqk, v.shape[-1]), like.new_zeros(batch, heads, dqk)
-    return c, n, like.new_zeros(batch, heads, 1)
+    c, n, m = (q.new_zeros(batch, heads, *dims, dtype=wide) for dims in ((dqk, v.shape[-1]), (dqk,), (1,)))
+    return c, n, m
+
+
+def _rows(states: States, some: slice) -> States:
+    c, n, m = (x[some] for x in states)
+    return c, n, m
 
 
 def _given(context: ContextParallel, k: Tensor, v: Tensor, i: Tensor, f: Tensor, gate: str, starts: States) -> Part:
     """What this rank's tokens do to the state of the sequence that goes on behind them."""
-    some = slice(context.ends[-2], None)
-    rows = k.shape[0]
+    some, start = slice(context.ends[-2], None), _rows(starts, slice(-k.shape[0], None))
     if context.rank == context.size - 1:  # nobody is behind it
-        c, n, m = (torch.zeros_like(x[-rows:]) for x in starts)
+        c, n, m = (torch.zeros_like(x) for x in start)
         return Part(c, n, m, torch.zeros_like(m))
     part = part_of(k[:, :, some], v[:, :, some], i[:, :, some], f[:, :, some], gate)
     if context.is_continued and len(context.ends) == 2:
         return part
     # It began here: from its own start on, nothing before it counts.
-    c, n, m = after((starts[0][-rows:], starts[1][-rows:], starts[2][-rows:]), part)
+    c, n, m = after(start, part)
     return Part(c, n, m, torch.full_like(m, -torch.inf))
 
 
-def _of_all(context: ContextParallel, last: Tensor, sequences: int, inputs: tuple[Tensor | None, ...]) -> Tensor:
+def _last_of_all(context: ContextParallel, last: States, sequences: int, inputs: tuple[Tensor | None, ...]) -> States:
     """The last states of all sequences, each from the rank on which it ends."""
-    count = last.shape[0] if context.ends_here else len(context.ends) - 2 if context.packed else 0
-    padding = last.new_zeros(sequences, *last.shape[1:])
-    if count:
-        padding = torch.cat((padding[: context.first], last[:count], padding[context.first + count :]))
-    whole: Tensor = SumOverRanks.apply(context.group, padding, *inputs)
-    return whole
+    flat = torch.cat([x.flatten(2) for x in last], -1)
+    count = flat.shape[0] if context.ends_here else len(context.ends) - 2
+    others = flat.new_zeros(sequences - count, *flat.shape[1:])
+    own = torch.cat((others[: context.first], flat[:count], others[context.first :]))
+    c, n, m = SumOverRanks.apply(context.group, own, *inputs).split([x[0, 0].numel() for x in last], -1)
+    return c.unflatten(-1, last[0].shape[2:]), n, m

@@ -147,10 +147,7 @@ def mlstm_interface(
             )
         call = partial(mlstm_interface, eps=eps, chunk_size=chunk_size, kernel=info.name, layout=layout, **options)
         part = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)
-        turn = layout == "bshd"
-        bhsd = tuple(
-            checks.is_tensor(name, x).transpose(1, 2) if turn else x for name, x in zip("qkvif", part, strict=True)
-        )
+        bhsd = checks.transposed(*part) if layout == "bshd" else part
         checks.check_sequence_inputs(*bhsd)
         whole = (c_initial, n_initial, m_initial)
         return over_ranks(call, info.gate, cp_group, part, bhsd, whole, return_last_states, cu_seqlens)
@@ -168,7 +165,7 @@ def mlstm_interface(
     if layout == "bshd" and not turned:
         common["layout"] = layout
     if turned:
-        q, k, v, i, f = (checks.is_tensor(n, x).transpose(1, 2) for n, x in zip("qkvif", (q, k, v, i, f), strict=True))
+        q, k, v, i, f = checks.transposed(q, k, v, i, f)
     states = (c_initial, n_initial, m_initial)
     if cu_seqlens is not None and "cu_seqlens" in info.options:
         common["cu_seqlens"] = cu_seqlens

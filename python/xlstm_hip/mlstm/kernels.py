@@ -110,9 +110,7 @@ def _sequence(
     checks.one_of("layout", layout, checks.LAYOUTS)
     bshd = layout == "bshd"
     if bshd:
-        q, k, v, i, f = (
-            checks.is_tensor(name, x).transpose(1, 2) for name, x in zip("qkvif", (q, k, v, i, f), strict=True)
-        )
+        q, k, v, i, f = checks.transposed(q, k, v, i, f)
     cu_seqlens = kwargs.get("cu_seqlens")
     checks.check_sequence_inputs(q, k, v, i, f, c_initial, n_initial, m_initial, eps, chunk_size, cu_seqlens)
     q, k, v, i, f = in_kernel_dtype((q, k, v, i, f), autocast_kernel_dtype)

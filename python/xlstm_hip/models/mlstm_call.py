@@ -37,10 +37,12 @@ class MLSTMCall:
     context: Any = None  # a distributed.ContextParallel: the tokens are a part of a row over its ranks
 
     @classmethod
-    def of_model(cls, config: Any, x: Tensor, keep_state: bool = False, cu_seqlens: Tensor | None = None) -> MLSTMCall:
+    def of_model(
+        cls, config: Any, x: Tensor, keep_state: bool = False, cu_seqlens: Tensor | None = None, context: Any = None
+    ) -> MLSTMCall:
         """With the kernels of a model's configuration for these tokens (B, S, D)."""
         backend = config.backend_config(x.shape[0], x.shape[1], x.device)
-        return cls.of(backend, keep_state, cu_seqlens, config.kernel_options())
+        return cls.of(backend, keep_state, cu_seqlens, config.kernel_options(), context)
 
     @classmethod
     def of(
@@ -49,12 +51,14 @@ class MLSTMCall:
         keep_state: bool = False,
         cu_seqlens: Tensor | None = None,
         options: dict[str, Any] | None = None,
+        context: Any = None,
     ) -> MLSTMCall:
         chunkwise = kernel_info(config.chunkwise_kernel, LAYER_KINDS)
-        if cu_seqlens is not None and not chunkwise.any_length:
-            raise NotImplementedError(
-                f"cu_seqlens: kernel {chunkwise.name!r} takes multiples of chunk_size; expected one for any length"
-            )
+        for name, given in (("cu_seqlens", cu_seqlens), ("cp_group", context)):
+            if given is not None and not chunkwise.any_length:
+                raise NotImplementedError(
+                    f"{name}: kernel {chunkwise.name!r} takes multiples of chunk_size; expected one for any length"
+                )
         step = with_gate(kernel_info(config.step_kernel, "step"), chunkwise.gate)
         # What it returns is rounded once, by _stored, which keeps n.
         wide = (
@@ -73,6 +77,7 @@ class MLSTMCall:
             options or {},
             None if chunkwise.any_length else mLSTMBackend(wide),
             cu_seqlens,
+            context,
         )
 
     def __call__(
@@ -115,10 +120,6 @@ class MLSTMCall:
 
     def _sequence(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: LayerState | None) -> tuple:
         c, n, m = state or (None, None, None)
-        if self.multiples_only is not None and self.context is not None:
-            raise NotImplementedError(
-                f"cp_group: kernel {self.chunkwise_kernel!r} takes multiples of chunk_size; expected one for any length"
-            )
         if self.multiples_only is not None:
             q, k, v, i, f = (x.transpose(1, 2) for x in (q, k, v, i, f))
             mode = "inference" if self.keep_state else None

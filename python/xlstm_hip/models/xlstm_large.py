@@ -357,8 +357,7 @@ class xLSTMLarge(nn.Module):
             self._check_tensors(state, x, sequences)
         embedded, call = self._embedded(x), None
         if context is not None:
-            call = MLSTMCall.of_model(self.config, embedded, keep_state)
-            call.context = context
+            call = MLSTMCall.of_model(self.config, embedded, keep_state, context=context)
         return self.backbone(embedded, state, mask, keep_state, cu_seqlens, call)
 
     def _embedded(self, x: Tensor) -> Tensor:
