@@ -169,10 +169,11 @@ def test_a_packed_row_may_be_walked_as_one_sequence() -> None:
 
 
 def test_hopper_has_a_schedule_of_its_own() -> None:
-    """For the shapes that it is faster for, in chunks of 64; the common one for the others, and on every other chip."""
+    """For 16-bit elements, head dims up to 512 and two chunks of 64; the common one for the rest and other chips."""
     large, small, floats = plan("H200", SHAPES[0]), plan("H200", SHAPES[5]), plan("H200", SHAPES[0], 4)
-    assert {(large[walk]["schedule"], large[walk]["chunk"]) for walk in WALKS} == {("hopper", 64)}
-    assert {p[walk]["schedule"] for p in (small, floats) for walk in WALKS} == {"common"}
+    assert {(p[walk]["schedule"], p[walk]["chunk"]) for p in (large, small) for walk in WALKS} == {("hopper", 64)}
+    short, wide = plan("H200", (1, 8, 127, 256, 512)), plan("H200", (1, 8, 2048, 256, 513))
+    assert {p[walk]["schedule"] for p in (short, wide, floats) for walk in WALKS} == {"common"}
     other_devices = [plan(device, SHAPES[0]) for device in DEVICES if device != "H200"]
     assert {p[walk]["schedule"] for p in other_devices for walk in WALKS} == {"common"}
     # A state of 512 rows is two blocks', and a block of 128 rows has 256 columns.
@@ -182,6 +183,7 @@ def test_hopper_has_a_schedule_of_its_own() -> None:
         (512, 64),
         (256, 128),
     ]
+    assert [small[walk]["rows"] for walk in WALKS] == [128] * 4
     assert plan("H200", SHAPES[3])["forward"]["y_tile"] == 256
 
 

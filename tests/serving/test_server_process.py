@@ -153,7 +153,7 @@ def test_an_engine_killed_under_load(tmp_path: Path) -> None:
         ]
         assert len(replicas) == 2
         streams = [Stream(server.url, 400) for _ in range(10)]
-        begun(streams)
+        until(lambda: sum(bool(stream.text) for stream in streams) >= 8, 60)  # all slots are taken, two clients wait
         os.kill(replicas[0], signal.SIGKILL)
         body = {name: value for name, value in BODY.items() if name != "stream"}
         answer = httpx.post(f"{server.url}/v1/completions", json=body | {"session": "s", "max_tokens": 5}, timeout=60)
@@ -163,7 +163,7 @@ def test_an_engine_killed_under_load(tmp_path: Path) -> None:
             assert stream.text.endswith("data: [DONE]\n\n") and not stream.error
             assert stream.events[-1]["choices"][0]["finish_reason"] == "length"
             assert len("".join(event["choices"][0]["text"] for event in stream.events)) == 400
-        until(lambda: httpx.get(f"{server.url}/ready").json().get("replicas") == 2)
+        until(lambda: httpx.get(f"{server.url}/ready").json().get("replicas") == 2, 60)
         until(lambda: metrics(server)["xlstm_hip_slots_used"] == 0)
         found = metrics(server)
         assert found["xlstm_hip_engine_restarts_total"] == 1 and found["xlstm_hip_requests_continued_total"] > 0
