@@ -5,6 +5,7 @@
   python scripts/train.py book.txt --output runs/book
   torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --parallel fsdp --amp bfloat16
   torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --context 4 --length 65536 --batch 2
+  torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --tensor 2 --parallel fsdp --batch 4
   python scripts/train.py --resume runs/book/step-500 --output runs/book
 
 Checkpoints are folders that transformers and xlstm_hip.models.load_pretrained read. A resumed run continues exactly.
@@ -34,7 +35,7 @@ from xlstm_hip.models.checkpoint import check_scheme
 from xlstm_hip.models.config_files import read_config
 
 AMP = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PER_RUN = ("output", "resume", "threads", "context")  # never taken from the checkpoint that is resumed
+PER_RUN = ("output", "resume", "threads", "context", "tensor")  # never taken from the checkpoint that is resumed
 # The shape of a checkpoint's model, by the options that set it for a new model.
 SHAPE = {"dim": "embedding_dim", "heads": "num_heads", "blocks": "num_blocks", "ffn_factor": "ffn_proj_factor"}
 NORM_CLIP = 1.0
@@ -66,6 +67,7 @@ def arguments() -> argparse.ArgumentParser:
     run.add_argument("--checkpoint-activations", action="store_true", help="less memory, a second forward pass")
     run.add_argument("--parallel", choices=parts.PARALLEL, default="ddp", help="under torchrun")
     run.add_argument("--context", type=at_least(1), default=1, help="processes that share the bytes of a window")
+    run.add_argument("--tensor", type=at_least(1), default=1, help="processes that share the weights: heads, features")
     run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     run.add_argument("--threads", type=at_least(1), help="of a process, on the CPU")
     run.add_argument("--save-every", type=at_least(1), default=500, help="steps; the last one is always saved")
@@ -85,8 +87,10 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.parallel == "fsdp" and "WORLD_SIZE" not in os.environ:
         parser.error("argument --parallel: expected torchrun to start this script, got fsdp for one process")
-    if args.context > 1 and "WORLD_SIZE" not in os.environ:
-        parser.error(f"argument --context: expected torchrun to start this script, got {args.context} for one process")
+    for name in ("context", "tensor"):
+        processes = getattr(args, name)
+        if processes > 1 and "WORLD_SIZE" not in os.environ:
+            parser.error(f"argument --{name}: expected torchrun to start this script, got {processes} for one process")
     step, data = 0, args.data
     if args.resume is not None:
         try:
@@ -140,12 +144,17 @@ def start_processes(settings: argparse.Namespace) -> torch.device:
         # DDP imports it. Were the group there before it, the group's threads would outlive destroy_process_group.
         importlib.import_module("torch._dynamo")
         dist.init_process_group("nccl" if on_gpu else "gloo")
-        groups, left = divmod(dist.get_world_size(), settings.context)
+        world, each = dist.get_world_size(), settings.context * settings.tensor
+        groups, left = divmod(world, each)
         if left:
-            sys.exit(f"--context: expected a divisor of the {dist.get_world_size()} processes, got {settings.context}")
+            wrong = "--tensor" if settings.context == 1 else "--context"
+            times = "" if settings.tensor == 1 or settings.context == 1 else " times --tensor"
+            sys.exit(f"{wrong}{times}: expected a divisor of the {world} processes, got {each}")
         if settings.batch % groups:
-            name = "processes" if settings.context == 1 else "groups of processes"
+            name = "processes" if each == 1 else "groups of processes"
             sys.exit(f"--batch: expected a multiple of the {groups} {name}, got {settings.batch}")
+        if settings.parallel == "ddp" and 1 < settings.tensor < world:
+            sys.exit("--parallel: expected fsdp with --tensor, as DDP takes no divided weights, got ddp")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
@@ -181,7 +190,7 @@ class Run:
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.data = parts.ByteWindows([Path(x) for x in settings.data], settings.length, settings.validation)
         self.model = make_model(settings, device)
-        self.mesh = parts.Ranks.of_processes(settings.context, device)
+        self.mesh = parts.Ranks.of_processes(settings.context, settings.tensor, device)
         self.loss = parts.in_parallel(self.model, settings.parallel, self.mesh, settings.length, device)
         self.optimizer = parts.make_optimizer(self.model, settings.lr, settings.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.amp == "float16")

@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from xlstm_hip.distributed import ContextParallel
+from xlstm_hip.distributed import ContextParallel, tensor_parallel
+from xlstm_hip.distributed.divided import own_span
 from xlstm_hip.models import save_pretrained, xLSTMLarge
 from xlstm_hip.models.checkpoint import save_tensors
 from xlstm_hip.models.mapping import listed
@@ -62,24 +63,31 @@ class ByteWindows:
 
 
 class Ranks(NamedTuple):
-    """The processes as a mesh: windows over `data_ranks`, the bytes of each over `context_ranks` next to each other."""
+    """The processes as a mesh: windows over `data_ranks`, the bytes of each over `context_ranks`, and of each of these
+    the model over `tensor_ranks` next to each other."""
 
     data: int = 0
     data_ranks: int = 1
     context: int = 0
     context_ranks: int = 1
     group: Any = None  # those that share this rank's windows
+    tensor_ranks: int = 1
+    mesh: Any = None  # (shards, tensor): over the first FSDP divides what the second leaves
 
     @classmethod
-    def of_processes(cls, context_ranks: int, device: torch.device) -> Ranks:
+    def of_processes(cls, context_ranks: int, tensor_ranks: int, device: torch.device) -> Ranks:
         if not dist.is_initialized():
             return cls()
         from torch.distributed.device_mesh import init_device_mesh
 
-        data_ranks = dist.get_world_size() // context_ranks
-        mesh = init_device_mesh(device.type, (data_ranks, context_ranks), mesh_dim_names=("data", "context"))
-        data, context = (mesh.get_local_rank(name) for name in ("data", "context"))
-        return cls(data, data_ranks, context, context_ranks, mesh.get_group("context"))
+        shards = dist.get_world_size() // tensor_ranks
+        data_ranks = shards // context_ranks
+        of_rows = init_device_mesh(
+            device.type, (data_ranks, context_ranks, tensor_ranks), mesh_dim_names=("data", "context", "tensor")
+        )
+        data, context = (of_rows.get_local_rank(name) for name in ("data", "context"))
+        mesh = init_device_mesh(device.type, (shards, tensor_ranks), mesh_dim_names=("shards", "tensor"))
+        return cls(data, data_ranks, context, context_ranks, of_rows.get_group("context"), tensor_ranks, mesh)
 
     def own(self, rows: Tensor) -> Tensor:
         """This rank's part of each window (B, S)."""
@@ -105,19 +113,20 @@ class LossOf(nn.Module):
 
 def in_parallel(model: xLSTMLarge, how: str, ranks: Ranks, length: int, device: torch.device) -> nn.Module:
     """A model's loss over the processes of torchrun; with one process, the loss of the model itself."""
+    if ranks.tensor_ranks > 1:
+        tokens = ranks.own(torch.empty(1, length)).shape[1]
+        tensor_parallel(model, ranks.mesh["tensor"], sequence_parallel=tokens % ranks.tensor_ranks == 0)
     loss = LossOf(model, ranks, length)
-    if not dist.is_initialized():
+    if not dist.is_initialized() or dist.get_world_size() == ranks.tensor_ranks > 1:
         return loss
     if how == "ddp":
         ids = [device.index] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(loss, device_ids=ids)
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.backbone.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(loss, mesh=mesh)
+        fully_shard(block, mesh=ranks.mesh["shards"])
+    fully_shard(loss, mesh=ranks.mesh["shards"])
     return loss
 
 
@@ -157,13 +166,23 @@ def _full_tensor(x: Tensor) -> Tensor:
 
 def _like(full: Tensor, parameter: Tensor) -> Tensor:
     """The shard of a tensor that this process has of the parameter."""
-    full = full.to(parameter.device)
+    own: Any = full.to(parameter.device)
     spread: Any = parameter
     if not hasattr(spread, "device_mesh"):
-        return full
-    from torch.distributed.tensor import distribute_tensor
+        return own
+    from torch.distributed.tensor import DTensor
 
-    return distribute_tensor(full, spread.device_mesh, spread.placements)
+    mesh = spread.device_mesh
+    # FSDP, the first dimension of the mesh, divides what the last one leaves of a rank. torch's distribute_tensor does
+    # not know all of these placements.
+    for dim, placement in reversed(tuple(enumerate(spread.placements))):
+        if not placement.is_replicate():
+            of_dim = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[dim]]
+            begin, end = own_span(own.shape[placement.dim], of_dim)
+            own = own.narrow(placement.dim, begin, end - begin)
+    return DTensor.from_local(
+        own.contiguous(), mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
+    )
 
 
 def save_checkpoint(

@@ -4,6 +4,8 @@ each test, no network."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from support.report import Report
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+atexit.register(gc.unfreeze)  # after _garbage_of_new_objects: what is left at the end would be called a leak
 
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 
@@ -58,6 +61,13 @@ def report(pytestconfig: pytest.Config) -> Report:
     from support.report import Report
 
     return pytestconfig.stash.setdefault(_REPORT, Report())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_new_objects() -> None:
+    """Collecting garbage takes half a second where torch and transformers are looked through each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -308,7 +308,7 @@ class Grid:
         if self.loaded is not None:
             self.loaded = self.reader = None
             torch.compiler.reset()  # compiled code holds weights
-        self.session.machine.clean()
+        self.session.machine.clean_all()
 
     # ---- results are held to the plain kernels
 

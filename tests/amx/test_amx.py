@@ -180,7 +180,7 @@ def test_a_models_step(emulator: Path) -> None:
 
 
 def test_a_cpu_without_amx_refuses_it() -> None:
-    if _native.cpu_features()["amx"]:
+    if _native.cpu_features().get("amx", False):
         pytest.skip("this CPU has AMX")
     done = python("from xlstm_hip import _native; _native.cpu_isa()", XLSTM_HIP_CPU_ISA="amx")
     assert done.returncode == 1 and "XLSTM_HIP_CPU_ISA: expected one of" in done.stderr, done.stderr[-2000:]

@@ -52,6 +52,16 @@ def losses(folder: Path) -> list[list[str]]:
         return list(csv.reader(file))[1:]
 
 
+def same_run(plain: Path, other: Path) -> None:
+    both = zip(losses(other), losses(plain), strict=True)
+    assert all(abs(float(a[1]) - float(b[1])) < 1e-4 for a, b in both)
+    one, two = (load_pretrained(f / "step-8", progress=False).state_dict() for f in (plain, other))
+    assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
+    # AdamW hides a gradient's scale; its moments do not.
+    one, two = (load_file(f / "step-8" / parts.OPTIMIZER_FILE) for f in (plain, other))
+    assert all((one[name] - two[name]).norm() <= 0.01 * one[name].norm() for name in one)
+
+
 @pytest.fixture(scope="module")
 def plain(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
@@ -89,10 +99,7 @@ def test_two_processes_are_one_run(plain: Path, text: Path, tmp_path: Path, how:
     """Resumed on the way from what one process wrote."""
     done = train("--resume", str(plain / "step-4"), "--output", str(tmp_path), "--parallel", how, processes=2)
     assert done.returncode == 0, done.stderr
-    both = zip(losses(tmp_path), losses(plain), strict=True)
-    assert all(abs(float(a[1]) - float(b[1])) < 1e-4 for a, b in both)
-    one, two = (load_pretrained(f / "step-8", progress=False).state_dict() for f in (plain, tmp_path))
-    assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
+    same_run(plain, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +119,25 @@ def test_processes_that_share_windows_are_one_run(
         "--checkpoint-activations", processes=processes,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    both = zip(losses(tmp_path), losses(plain), strict=True)
-    assert all(abs(float(a[1]) - float(b[1])) < 1e-4 for a, b in both)
-    one, two = (load_pretrained(f / "step-8", progress=False).state_dict() for f in (plain, tmp_path))
-    assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
-    # AdamW hides a gradient's scale; its moments do not.
-    one, two = (load_file(f / "step-8" / parts.OPTIMIZER_FILE) for f in (plain, tmp_path))
-    assert all((one[name] - two[name]).norm() <= 0.01 * one[name].norm() for name in one)
+    same_run(plain, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [
+        pytest.param(2, (), marks=pytest.mark.rows("ci")),
+        pytest.param(4, ("--parallel", "fsdp"), marks=pytest.mark.rows("ci")),
+        (4, ("--parallel", "fsdp", "--context", "2")),
+    ],
+)
+def test_processes_that_share_the_weights_are_one_run(
+    plain: Path, tmp_path: Path, processes: int, options: tuple[str, ...]
+) -> None:
+    done = train(
+        "--resume", str(plain / "step-4"), "--output", str(tmp_path), "--tensor", "2", *options, processes=processes
+    )
+    assert done.returncode == 0, done.stderr
+    same_run(plain, tmp_path)
 
 
 @pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.rows("ci")), "fsdp"])
@@ -240,7 +259,9 @@ def test_fsdp_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert settings(monkeypatch, "text.txt", "--parallel", "fsdp").parallel == "fsdp"
 
 
-def test_context_is_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_processes_that_share_are_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    words = "argument --tensor: expected torchrun to start this script, got 4 for one process"
+    assert words in error_text(monkeypatch, capsys, "text.txt", "--tensor", "4")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     words = "argument --context: expected torchrun to start this script, got 2 for one process"
     assert words in error_text(monkeypatch, capsys, "text.txt", "--context", "2")

@@ -23,7 +23,7 @@ from . import ops
 _DEVICES = devices_with_kernels("rms_norm")
 
 
-def _has_kernel(x: Tensor, layer: str) -> bool:
+def has_kernel(x: Tensor, layer: str) -> bool:
     device = x.device.type
     has = device in _DEVICES and (device == "cpu" or x.dtype != torch.float64) and not plain_torch_forced()
     if logging.DISPATCH and not has:
@@ -55,7 +55,7 @@ def rms_norm(
 ) -> Tensor:
     same_device("x", x, weight=weight, bias=bias)
     out_dtype = _result_dtype(out_dtype, x, weight, bias)
-    if not _has_kernel(x, "rms_norm"):
+    if not has_kernel(x, "rms_norm"):
         return plain.rms_norm(x, weight, bias, eps, out_dtype)
     call = ops.RMSNormFunction.apply if gradient_needed(x, weight, bias) else OPS.rms_norm
     return call(x, weight, bias, eps, out_dtype)
@@ -72,7 +72,7 @@ def add_rms_norm(
     """Returns x + y and its RMSNorm."""
     same_device("x", x, y=y, weight=weight, bias=bias)
     out_dtype = _result_dtype(out_dtype, x, y, weight, bias)
-    if not _has_kernel(x, "add_rms_norm"):
+    if not has_kernel(x, "add_rms_norm"):
         return plain.add_rms_norm(x, y, weight, bias, eps, out_dtype)
     call = ops.AddRMSNormFunction.apply if gradient_needed(x, y, weight, bias) else OPS.add_rms_norm
     return call(x, y, weight, bias, eps, out_dtype)
@@ -90,7 +90,7 @@ def head_norm_gate(
     """LayerNorm (centred) or RMSNorm of each head separately, multiplied by sigmoid(o)."""
     same_device("h", h, o=o, weight=weight, bias=bias)
     out_dtype = _result_dtype(out_dtype, h, o, weight, bias)
-    if not _has_kernel(h, "head_norm_gate"):
+    if not has_kernel(h, "head_norm_gate"):
         return plain.head_norm_gate(h, o, weight, bias, eps, centred, out_dtype)
     call = ops.HeadNormGateFunction.apply if gradient_needed(h, o, weight, bias) else OPS.head_norm_gate
     return call(h, o, weight, bias, eps, centred, out_dtype)
@@ -100,7 +100,7 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
     """cap * tanh(x / cap): close to x for small x, never beyond cap. None leaves x unchanged."""
     if cap is None:
         return x
-    if not _has_kernel(x, "soft_cap"):
+    if not has_kernel(x, "soft_cap"):
         return plain.soft_cap(x, cap)
     return (ops.SoftCapFunction.apply if gradient_needed(x) else OPS.soft_cap)(x, cap)
 
@@ -108,14 +108,14 @@ def soft_cap(x: Tensor, cap: float | None) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     same_device("gate", gate, up=up)
-    if not _has_kernel(gate, "swiglu"):
+    if not has_kernel(gate, "swiglu"):
         return plain.swiglu(gate, up)
     return (ops.SwigluFunction.apply if gradient_needed(gate, up) else OPS.swiglu)(gate, up)
 
 
 def swiglu_fused(gate_and_up: Tensor) -> Tensor:
     """swiglu of one tensor (..., 2 * D) with the gate first, the layout of a fused projection."""
-    if not _has_kernel(gate_and_up, "swiglu_fused"):
+    if not has_kernel(gate_and_up, "swiglu_fused"):
         return plain.swiglu_fused(gate_and_up)
     return (ops.SwigluFusedFunction.apply if gradient_needed(gate_and_up) else OPS.swiglu_fused)(gate_and_up)
 
@@ -135,7 +135,7 @@ def capped_cross_entropy(
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
     same_device("logits", logits, targets=targets)
-    if not _has_kernel(logits, "capped_cross_entropy"):
+    if not has_kernel(logits, "capped_cross_entropy"):
         return plain.capped_cross_entropy(logits, targets, cap, ignore_index, reduction)
     if gradient_needed(logits):
         overwrite = in_place and not torch.compiler.is_compiling()

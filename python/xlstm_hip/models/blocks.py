@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .. import layers
 from .._core.autocast import product_dtype
 from .._core.checks import promoted_dtype
+from ..distributed.divided import own_weights
 from .config import xLSTMLargeConfig
 from .graph_branches import in_branches
 from .hooks import all_watched, known, watched, watches_gradients
@@ -34,7 +35,7 @@ def normed(norm: Any, x: Tensor, then: Any) -> Tensor:
     others may see it."""
     if to_be_called(norm):
         return norm(x)
-    return layers.rms_norm(x, norm.weight, norm.bias, norm.eps, _dtype_for(then, norm, x))
+    return layers.rms_norm(x, *own_weights(norm), norm.eps, _dtype_for(then, norm, x))
 
 
 def add_and_norm(norm: Any, x: Tensor, y: Tensor | None, then: Any) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,7 @@ def add_and_norm(norm: Any, x: Tensor, y: Tensor | None, then: Any) -> tuple[Ten
     if to_be_called(norm):
         x = x + y
         return x, norm(x)
-    return layers.add_rms_norm(x, y, norm.weight, norm.bias, norm.eps, _dtype_for(then, norm, x, y))
+    return layers.add_rms_norm(x, y, *own_weights(norm), norm.eps, _dtype_for(then, norm, x, y))
 
 
 def _dtype_for(then: Any, norm: Any, *normed: Tensor) -> torch.dtype | None:
@@ -85,14 +86,15 @@ def run_mlstm_layer(
 ) -> tuple[Tensor, LayerState | None]:
     heads, norm = config.num_heads, layer.multihead_norm
     q, k, v, o, i, f = project(layer, x, layer.qk_dim, layer.v_dim, config.gate_soft_cap)
-    q, k, v = (y.unflatten(-1, (heads, -1)) for y in (q, k, v))
+    # Of as many heads as this rank has: all of them, unless the model is divided.
+    q, k, v = (
+        y.unflatten(-1, (-1, dim // heads)) for y, dim in ((q, layer.qk_dim), (k, layer.qk_dim), (v, layer.v_dim))
+    )
     h, state = call(q, k, v, i, f, state, mask)
     if to_be_called(norm):
         h = norm(h).flatten(2) * torch.sigmoid(o)
     else:
-        h = layers.head_norm_gate(
-            h, o, norm.weight, norm.bias, norm.eps, out_dtype=_dtype_for(layer.out_proj, norm, h, o)
-        )
+        h = layers.head_norm_gate(h, o, *own_weights(norm), norm.eps, out_dtype=_dtype_for(layer.out_proj, norm, h, o))
     return product(layer.out_proj, h), state
 
 

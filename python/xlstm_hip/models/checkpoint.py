@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from .._core.checks import IO_DTYPES, by_name, one_of, positive_int
 from .._core.device import available_device
 from .._core.progress import Progress
+from ..distributed import divided
 from ..mlstm.select import get_optimal_kernel_config
 from .config import AUTO, KERNEL_OPTIONS, WEIGHT_MODES, xLSTMLargeConfig
 from .config_files import FIELDS, other_config, read_config, read_scheme, write_json, write_yaml
@@ -33,7 +34,7 @@ from .hub import as_path, called, checkpoint_folder
 from .mapping import EMBEDDING, CheckpointError, ParameterMapping, RowRange, hf_names, map_shapes
 from .quantize import SCALE_DTYPES, STORED, Scheme, quantizable, replaced
 from .shards import INDEX, SINGLE, Stored, checkpoint_files, find_tensors
-from .staging import Staging
+from .staging import Staging, Target
 
 SCHEMES = ("hf", "xlstm_large")
 DTYPES = by_name(IO_DTYPES)
@@ -54,6 +55,7 @@ def read_model(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
     progress: bool = True,
+    tp_mesh: Any = None,
     **changes: Any,
 ) -> Model:
     """load_pretrained (pretrained.py), which says what the arguments are, for this class."""
@@ -65,6 +67,8 @@ def read_model(
     device = available_device("device", device)
     if device.type == "meta":
         raise ValueError("device: expected one that has memory for the weights, got meta")
+    if tp_mesh is not None and getattr(tp_mesh, "device_type", device.type) != device.type:
+        raise ValueError(f"tp_mesh: expected a mesh of {device.type}, as device says, got one of {tp_mesh.device_type}")
     folder = checkpoint_folder(
         "path",
         path,
@@ -98,8 +102,14 @@ def read_model(
             logger.warning(
                 '%s is in float32 and is loaded in bfloat16; dtype="auto" (--dtype auto) keeps float32', called(folder)
             )
-    total = sum(x.bytes for x in stored.values()) / 1e9
-    with Progress(f"loading {called(folder)}", total, "GB", enabled=progress) as bar:
+    if tp_mesh is not None:
+        from ..distributed import tensor_parallel
+
+        tensor_parallel(model, tp_mesh)
+    total = sum(
+        divided.own(x).numel() * stored[mapping[name][0].name].dtype.itemsize for name, x in model.state_dict().items()
+    )
+    with Progress(f"loading {called(folder)}", total / 1e9, "GB", enabled=progress) as bar:
         _fill(model, mapping, stored, dtype, device, bar)
     model.special_tokens = tokens
     return model.eval()
@@ -154,33 +164,39 @@ def _fill(
     device: torch.device,
     bar: Progress,
 ) -> None:
-    """Allocates a parameter when the first of its parts is read. Every tensor of the checkpoint is read once."""
-    targets_of: dict[str, list[tuple[str, RowRange, int]]] = {name: [] for name in stored}
-    for name, slices in mapping.items():
-        row = 0
-        for part in slices:
-            targets_of[part.name].append((name, part, row))
-            row += part.end - part.begin
-    shapes = {name: x.shape for name, x in model.state_dict().items()}
+    """Allocates a parameter when the first of its parts is read. What this rank has of the checkpoint is read once."""
+    weights, parts = model.state_dict(keep_vars=True), dict(divided.parts_of(model))
+    own = {name: tuple(divided.own(x).shape) for name, x in weights.items()}
     parameters: dict[str, Tensor] = {}
+    targets_of: dict[str, list[tuple[str, int, RowRange]]] = {}  # of a source: the parameter, its row, and the rows
+    for name in weights:
+        row, (first, last) = 0, parts[name].rows if name in parts else (0, sum(p.end - p.begin for p in mapping[name]))
+        for part in mapping[name]:
+            begin, end = max(first, row), min(last, row + part.end - part.begin)
+            if begin < end:
+                rows = RowRange(part.name, begin - row + part.begin, end - row + part.begin)
+                targets_of.setdefault(part.name, []).append((name, begin - first, rows))
+            row += part.end - part.begin
     staging = Staging(device, stored.values())  # for what is converted, taken apart or moved to another device
     advance = lambda count: bar.advance(count / 1e9)  # noqa: E731
     for source in sorted(targets_of, key=lambda name: (str(stored[name].file), stored[name].offset)):
-        tensor = stored[source]
-        for name, part, _ in targets_of[source]:
+        tensor, targets = stored[source], []
+        for name, row, rows in targets_of[source]:
             if name not in parameters:
                 load_dtype = None if _is_quantised(name) else dtype
-                parameters[name] = torch.empty(shapes[name], dtype=load_dtype or stored[part.name].dtype, device=device)
-        targets = [(parameters[name][row : row + p.end - p.begin], p) for name, p, row in targets_of[source]]
-        only = targets[0][0]
+                parameters[name] = torch.empty(own[name], dtype=load_dtype or tensor.dtype, device=device)
+            memory = parameters[name][row : row + rows.end - rows.begin]
+            targets.append(Target(memory, rows.begin, parts[name].columns if name in parts else None))
+        only = targets[0].memory
         if len(targets) == 1 and only.device.type == "cpu" and only.dtype == tensor.dtype:
-            tensor.read_into(only)
-            advance(tensor.bytes)
+            tensor.read_into(only, targets[0].begin, targets[0].columns)
+            advance(only.numel() * only.element_size())
         else:
             staging.bring(tensor, targets, advance)
     staging.finish()
     for name, value in parameters.items():
         parent, _, leaf = name.rpartition(".")
+        value = divided.as_part_of(weights[name], value)
         setattr(model.get_submodule(parent), leaf, value if _is_quantised(name) else nn.Parameter(value))
 
 
@@ -216,6 +232,25 @@ def write_model(
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
     """save_pretrained (pretrained.py), which says what the arguments are. make: as the model reads its weights back."""
+    weights = model.state_dict()
+    if not any(divided.is_divided(x) for x in weights.values()):
+        _write(make, model, weights, path, scheme, weight_mode, max_shard_bytes)
+        return
+    if model.quantization is not None:
+        raise ValueError("model: expected weights that are not quantised, or that are saved before ranks divide them")
+    weights = divided.on_first_rank(weights)
+    divided.run_on_first_rank(lambda: _write(make, model, weights, path, scheme, weight_mode, max_shard_bytes))
+
+
+def _write(
+    make: Callable[[xLSTMLargeConfig], nn.Module],
+    model: Any,
+    weights: dict[str, Tensor],
+    path: str | os.PathLike[str],
+    scheme: str,
+    weight_mode: str | None,
+    max_shard_bytes: int,
+) -> None:
     check_scheme(model, scheme)
     positive_int("max_shard_bytes", max_shard_bytes)
     config = model.config
@@ -227,7 +262,6 @@ def write_model(
         raise FileExistsError(f"path: expected a folder, got the file {str(path)!r}")
     stale_config = other_config(folder, scheme)
     config = xLSTMLargeConfig(**{name: getattr(config, name) for name in FIELDS} | {"weight_mode": weight_mode})
-    weights = model.state_dict()
     if scheme_of_weights is not None:  # scales that model.float(), say, made wider
         scale_dtype = SCALE_DTYPES[scheme_of_weights.scale_dtype]
         weights = {

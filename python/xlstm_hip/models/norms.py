@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import layers
 from .._core.checks import has_rank, non_negative, one_of, positive_int
+from ..distributed.divided import own_weights
 
 
 class NormLayer(nn.Module, ABC):
@@ -42,8 +43,8 @@ class NormLayer(nn.Module, ABC):
 
     def _weight_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         """The kernels have no bias without a weight."""
-        alone = self.weight is None and self.bias is not None
-        return (torch.ones_like(self.bias) if alone else self.weight), self.bias  # type: ignore[arg-type]
+        weight, bias = own_weights(self)
+        return (torch.ones_like(bias) if weight is None and bias is not None else weight), bias
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor: ...

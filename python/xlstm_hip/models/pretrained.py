@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .checkpoint import read_model
 from .xlstm_large import xLSTMLarge
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def load_pretrained(
@@ -23,6 +26,7 @@ def load_pretrained(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
     progress: bool = True,
+    tp_mesh: DeviceMesh | None = None,
     **changes: Any,
 ) -> xLSTMLarge:
     """The model of a checkpoint that transformers or the official xlstm_large wrote, for inference.
@@ -37,6 +41,8 @@ def load_pretrained(
     cache_dir      where downloads are kept; default: the hub's own cache
     local_files_only  takes a model of the hub from the cache, and asks nobody
     progress       shows a bar, or a line now and then, on stderr
+    tp_mesh        divides the model over the ranks of a mesh, as distributed.tensor_parallel does; each reads only its
+                   part of the files
     changes        fields of xLSTMLargeConfig to set otherwise. Default: mode="inference", return_last_states=True, and
                    the best kernels for the device with the input gate of the kernel that the checkpoint names; a
                    chunkwise_kernel given here decides the gate itself
@@ -47,7 +53,7 @@ def load_pretrained(
     return read_model(
         xLSTMLarge, path, dtype, device, weight_mode,
         revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only, progress=progress,
-        **changes,
+        tp_mesh=tp_mesh, **changes,
     )  # fmt: skip
 
 
@@ -63,7 +69,7 @@ def save_pretrained(
     weight_mode: "single" or "fused"; default the model's. The official loader and transformers' own
     read single weights alone.
     A checkpoint that is in the folder stays whole until all of the new one is written, then it gives way to it; other
-    files stay.
+    files stay. A model that is divided over ranks is saved by the first of them: all make the call.
     """
     if not isinstance(model, xLSTMLarge):
         raise TypeError(f"model: expected an xLSTMLarge, got {type(model).__name__}")

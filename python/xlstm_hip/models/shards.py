@@ -9,6 +9,7 @@ tensor name, is reported by name before anything is read.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -46,19 +47,37 @@ class Stored:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def read_into(self, memory: Tensor, skip: int = 0) -> None:
-        """Fills memory (CPU, contiguous, of the stored dtype) with the tensor's bytes from `skip` on."""
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def row_bytes(self, columns: tuple[int, int] | None = None) -> int:
+        """Of a row, or of some columns of it."""
+        width = math.prod(self.shape[1:]) if columns is None else columns[1] - columns[0]
+        return width * self.dtype.itemsize
+
+    def read_into(self, memory: Tensor, row: int = 0, columns: tuple[int, int] | None = None) -> None:
+        """Fills memory (CPU, contiguous, of the stored dtype) with the tensor's rows from `row` on, or with some
+        columns of them, and reads nothing else.
+        """
         bytes_of: Any = memory.reshape(-1).view(torch.uint8).numpy()
-        view = memoryview(bytes_of)
+        view, each = memoryview(bytes_of), self.row_bytes(columns)
         with open(self.file, "rb", buffering=0) as file:
-            file.seek(self.offset + skip)
-            done = 0
-            while done < len(view):
-                count = file.readinto(view[done:])
-                if not count:
-                    present = f"{skip + done} of {self.bytes} bytes"
-                    raise CheckpointError(f"{self.file}: {self.name} is cut off after {present}")
-                done += count
+            if columns is None:
+                self._read(file, view, row * each)
+                return
+            skip = row * self.row_bytes() + columns[0] * self.dtype.itemsize
+            for n in range(len(view) // each if each else 0):
+                self._read(file, view[n * each : (n + 1) * each], skip + n * self.row_bytes())
+
+    def _read(self, file: io.FileIO, view: memoryview, skip: int) -> None:
+        file.seek(self.offset + skip)
+        done = 0
+        while done < len(view):
+            count = file.readinto(view[done:])
+            if not count:
+                raise CheckpointError(f"{self.file}: {self.name} is cut off after {skip + done} of {self.bytes} bytes")
+            done += count
 
 
 def _no_doubles(file: Path) -> Any:

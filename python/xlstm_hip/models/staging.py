@@ -3,23 +3,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .mapping import RowRange
 from .shards import Stored
 
 BUFFER_BYTES = 16 << 20  # caches still hold what was read when it is copied on
 
 
-def _row_bytes(tensor: Stored) -> int:
-    return tensor.bytes // max(tensor.shape[0], 1)
+class Target(NamedTuple):
+    """Where rows of a stored tensor go, from `begin` on: all their columns, or some."""
+
+    memory: Tensor
+    begin: int
+    columns: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.memory.shape[0]
 
 
-def _rows_at_once(tensor: Stored) -> int:
-    return max(BUFFER_BYTES // max(_row_bytes(tensor), 1), 1)
+def _rows_at_once(row_bytes: int) -> int:
+    return max(BUFFER_BYTES // max(row_bytes, 1), 1)
+
+
+def _pieces(targets: list[Target], most: int) -> Iterator[tuple[int, int]]:
+    """The rows that the targets need, so many at once."""
+    done = 0
+    for target in sorted(targets, key=lambda target: target.begin):
+        for begin in range(max(done, target.begin), target.end, most):
+            yield begin, min(begin + most, target.end)
+        done = max(done, target.end)
 
 
 class Staging:
@@ -28,24 +45,27 @@ class Staging:
     def __init__(self, device: torch.device, tensors: Iterable[Stored]) -> None:
         self._device = device
         self._async = device.type == "cuda"
-        self._buffer_bytes = max((min(x.bytes, _rows_at_once(x) * _row_bytes(x)) for x in tensors), default=0)
+        self._buffer_bytes = max(
+            (min(x.bytes, _rows_at_once(x.row_bytes()) * x.row_bytes()) for x in tensors), default=0
+        )
         self._buffers: list[Tensor] = []
         self._copied: list[torch.cuda.Event] = []
         self._turn = 0
 
-    def bring(self, tensor: Stored, targets: list[tuple[Tensor, RowRange]], advance: Callable[[int], None]) -> None:
-        """Fills each target with its rows of the tensor. advance: called with the number of bytes read."""
-        rows, row_bytes = tensor.shape[0], _row_bytes(tensor)
-        each = _rows_at_once(tensor)
-        for begin in range(0, rows, each):
-            end = min(begin + each, rows)
+    def bring(self, tensor: Stored, targets: list[Target], advance: Callable[[int], None]) -> None:
+        """Fills the targets, which have the same columns. advance: called with the number of bytes read."""
+        columns = targets[0].columns
+        row_bytes = tensor.row_bytes(columns)
+        width = tensor.shape[1:] if columns is None else (columns[1] - columns[0],)
+        for begin, end in _pieces(targets, _rows_at_once(row_bytes)):
             size = (end - begin) * row_bytes
-            host = self._free()[:size].view(tensor.dtype).view(end - begin, *tensor.shape[1:])
-            tensor.read_into(host, begin * row_bytes)
-            for target, part in targets:
-                first, last = max(begin, part.begin), min(end, part.end)
+            host = self._free()[:size].view(tensor.dtype).view(end - begin, *width)
+            tensor.read_into(host, begin, columns)
+            for target in targets:
+                first, last = max(begin, target.begin), min(end, target.end)
                 if first < last:
-                    self._copy(target[first - part.begin : last - part.begin], host[first - begin : last - begin])
+                    to = target.memory[first - target.begin : last - target.begin]
+                    self._copy(to, host[first - begin : last - begin])
             self._sent()
             advance(size)
 

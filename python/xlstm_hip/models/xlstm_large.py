@@ -17,6 +17,7 @@ from .._core.checks import has_integers, has_rank, has_shape, is_cu_seqlens, is_
 from .._core.device import is_amd_gpu
 from ..distributed.collectives import from_last_rank, mean_over_ranks
 from ..distributed.context import context_of, group_of
+from ..distributed.divided import capped_cross_entropy, is_divided, is_of_some_tokens, whole
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from .blocks import add_and_norm, mLSTMBlock, norm_options, run_block_in_stack, to_be_called
 from .checkpoint import read_model, write_model
@@ -172,6 +173,12 @@ class xLSTMLarge(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of the weights that are not quantised."""
         return self.embedding.weight.dtype
+
+    @property
+    def own_heads(self) -> int:
+        """The heads of this rank, which its states are of: all, unless distributed.tensor_parallel has divided them."""
+        blocks: Any = self.backbone.blocks
+        return blocks[0].mlstm_layer.multihead_norm.num_heads
 
     @property
     def is_amd(self) -> bool:
@@ -345,6 +352,8 @@ class xLSTMLarge(nn.Module):
         has_rank("x", x, 2, "(B, S)")
         if x.shape[1] < 1:
             raise ValueError(f"x: expected S >= 1, got shape {tuple(x.shape)}")
+        if is_of_some_tokens(self.backbone.blocks[0].norm_mlstm):
+            self._check_tokens(x, keep_state)
         if mask is not None:
             mask = self._checked_mask(mask, x)
         sequences, context = x.shape[0], None
@@ -355,18 +364,31 @@ class xLSTMLarge(nn.Module):
             sequences = is_cu_seqlens("cu_seqlens", cu_seqlens, "x", x).shape[0] - 1
         if state is not None:
             self._check_tensors(state, x, sequences)
-        embedded, call = self._embedded(x), None
-        if context is not None:
-            call = MLSTMCall.of_model(self.config, embedded, keep_state, context=context)
-        return self.backbone(embedded, state, mask, keep_state, cu_seqlens, call)
+        # Of the tokens: where ranks share them between products, they are more than those of a rank's activations.
+        call = MLSTMCall.of_model(self.config, x, keep_state, cu_seqlens, context)
+        return self.backbone(self._embedded(x), state, mask, keep_state, cu_seqlens, call)
+
+    def _check_tokens(self, x: Tensor, keep_state: bool) -> None:
+        """Of a model that is divided with sequence_parallel."""
+        ranks = self.config.num_heads // self.own_heads
+        if keep_state:
+            raise ValueError("model: expected one that is divided without sequence_parallel, which is for training")
+        if x.shape[1] % ranks:
+            raise ValueError(
+                f"x: expected S to be a multiple of the {ranks} ranks of sequence_parallel, got {x.shape[1]}"
+            )
 
     def _embedded(self, x: Tensor) -> Tensor:
         has_integers("x", x)
+        most = self.config.vocab_size - 1
+        # Of a CPU: a GPU cannot say it in time. To torch, ids of no rank of a divided embedding are zeros.
+        out_of_range = f"x: expected token ids from 0 to {most}, got {{}} to {{}}"
+        if is_divided(self.embedding.weight) and x.device.type == "cpu" and (x.min() < 0 or x.max() > most):
+            raise IndexError(out_of_range.format(int(x.min()), int(x.max())))
         try:
             return self.embedding(x)
-        except IndexError:  # of the CPU; a GPU cannot say it in time
-            most = self.config.vocab_size - 1
-            raise IndexError(f"x: expected token ids from 0 to {most}, got {int(x.min())} to {int(x.max())}") from None
+        except IndexError:
+            raise IndexError(out_of_range.format(int(x.min()), int(x.max()))) from None
 
     def _checked_mask(self, mask: Tensor, like: Tensor, name: str = "mask") -> Tensor:
         return has_shape(name, is_tensor(name, mask), tuple(like.shape), "that of the tokens").bool()
@@ -396,8 +418,7 @@ class xLSTMLarge(nn.Module):
     def _check_tensors(self, state: State, x: Tensor, batch: int) -> None:
         """Checks all tensors before any is overwritten."""
         config = self.config
-        heads = config.num_heads
-        dqk, dhv = config.qk_dim // heads, config.v_dim // heads
+        heads, dqk, dhv = self.own_heads, config.qk_dim // config.num_heads, config.v_dim // config.num_heads
         shapes = {"c": (batch, heads, dqk, dhv), "n": (batch, heads, dqk), "m": (batch, heads, 1)}
         for block, layer_state in enumerate(self._checked_state(state)):
             if layer_state is None:
@@ -410,7 +431,7 @@ class xLSTMLarge(nn.Module):
                     raise ValueError(f"{name_in_state}: expected floats on {x.device}, as the tokens, got {actual}")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return layers.soft_cap(product(self.lm_head, hidden), self.config.output_logit_soft_cap)
+        return layers.soft_cap(whole(product(self.lm_head, hidden)), self.config.output_logit_soft_cap)
 
     def loss(
         self,
@@ -430,11 +451,9 @@ class xLSTMLarge(nn.Module):
         logits = product(self.lm_head, self.hidden(x, mask=mask, cu_seqlens=cu_seqlens, cp_group=cp_group)[0])
         cap = self.config.output_logit_soft_cap
         if cp_group is not None:
-            total = layers.capped_cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), cap, -100, "sum", in_place=True
-            )
+            total = capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, "sum")
             return mean_over_ranks(total, (targets.long() != -100).sum(), group_of(cp_group))
-        return layers.capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap, in_place=True)
+        return capped_cross_entropy(logits.flatten(0, 1), targets.flatten(), cap)
 
     @overload
     def generate(  # type: ignore[overload-overlap]

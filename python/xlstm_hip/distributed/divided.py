@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank computes with of weights and logits that are divided over ranks (DTensor).
+
+The ops of this package take plain tensors: DTensors end here. torch.distributed.tensor is not imported for models that
+have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .. import layers
+from .._core.ops import OPS, OpFunction
+from .collectives import gathered, sum_of
+
+
+def own_span(size: int, mesh: Any, unit: int = 1) -> tuple[int, int]:
+    """The part of a dimension that this rank of a DeviceMesh has, in whole units: all but the last ones alike, as torch
+    divides."""
+    each = -(-size // (unit * mesh.size())) * unit
+    begin = min(size, mesh.get_local_rank() * each)
+    return begin, min(size, begin + each)
+
+
+class Part(NamedTuple):
+    """What a rank has of a matrix, rows or columns of all rows, or of a vector, rows."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int] | None = None  # all
+
+    def of(self, whole: Tensor) -> Tensor:
+        own = whole[slice(*self.rows)]
+        return own if self.columns is None else own[:, slice(*self.columns)]
+
+    def of_stored(self, layer: Any, name: str) -> Part:
+        """The same in what a QuantizedLinear stores by this name. Columns are whole groups."""
+        if self.columns is None or name == "bias":
+            return Part(self.rows)
+        size = layer.scheme.group_size
+        each = 1 if name != "qweight" else size * layer.scheme.bits // 8  # of a group
+        first, last = self.columns[0] // size, -(-self.columns[1] // size)
+        return Part(self.rows, (first * each, last * each))
+
+
+def parts_of(model: nn.Module) -> Iterator[tuple[str, Part]]:
+    """What this rank has of each tensor that is divided, by its name."""
+    for name, x in model.named_parameters():
+        divided: Any = x
+        if is_divided(x) and divided.placements[0].is_shard():
+            dim = divided.placements[0].dim
+            span = own_span(x.shape[dim], divided.device_mesh)
+            yield name, Part(span) if dim == 0 else Part((0, x.shape[0]), span)
+    for prefix, layer in model.named_modules():
+        part = getattr(layer, "part", None)
+        if isinstance(part, Part):
+            for name, _ in (*layer.named_buffers(recurse=False), *layer.named_parameters(recurse=False)):
+                yield f"{prefix}.{name}", part.of_stored(layer, name)
+
+
+def own(x: Any) -> Tensor:
+    """This rank's part of a tensor, as a plain one."""
+    return x.to_local() if is_divided(x) else x
+
+
+def as_part_of(like: Any, x: Tensor) -> Tensor:
+    """A plain tensor in the place of this rank's part of another."""
+    if not is_divided(like):
+        return x
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        x, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def is_divided(x: Tensor | None) -> bool:
+    return x is not None and type(x) not in (Tensor, nn.Parameter) and hasattr(x, "device_mesh")
+
+
+def is_of_some_tokens(norm: Any) -> bool:
+    """Whether a rank gives a norm of all features only a part of the tokens: sequence_parallel."""
+    return getattr(norm, "of_some_tokens", False)
+
+
+def own_weights(norm: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias of a norm, as this rank needs them."""
+    weight, bias = norm.weight, norm.bias
+    if not is_divided(weight) and not is_divided(bias):
+        return weight, bias
+    take = _SummedGradient.apply if is_of_some_tokens(norm) else own
+    return tuple(take(x) if is_divided(x) else x for x in (weight, bias))  # type: ignore[return-value]
+
+
+class _SummedGradient(torch.autograd.Function):
+    """Weights that every rank has, for a part of the tokens: the gradient is the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Tensor:
+        ctx.mesh, ctx.placements = x.device_mesh, x.placements
+        return x._local_tensor.view_as(x._local_tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        total = sum_of(gradient, ctx.mesh.get_group())
+        return DTensor.from_local(total, ctx.mesh, ctx.placements, run_check=False)
+
+
+def whole(x: Any) -> Tensor:
+    """All of a tensor on every rank, where all of them go on with it in the same way."""
+    return x.full_tensor() if is_divided(x) else x
+
+
+def on_first_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The whole tensors in the host memory of the first rank, on the others nothing."""
+    gathered_ones = {}
+    for name, x in tensors.items():
+        one = whole(x.detach())
+        if dist.get_rank() == 0:
+            gathered_ones[name] = one.cpu()
+    return gathered_ones
+
+
+def run_on_first_rank(function: Callable[[], None]) -> None:
+    """Every rank comes back when the first one has run it, and raises what it raised there."""
+    outcome: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            function()
+        except Exception as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome)
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def capped_cross_entropy(logits: Tensor, targets: Tensor, cap: float | None, reduction: str = "mean") -> Tensor:
+    """layers.capped_cross_entropy of logits (N, V) of which each rank has some of the classes; the same loss on each.
+    Backward writes the gradient over the logits.
+    """
+    if not is_divided(logits):
+        return layers.capped_cross_entropy(logits, targets, cap, -100, reduction, in_place=True)
+    if not layers.functional.has_kernel(own(logits), "capped_cross_entropy"):
+        return layers.capped_cross_entropy(whole(logits), targets, cap, -100, reduction)
+    divided: Any = logits
+    first, _ = own_span(divided.shape[1], divided.device_mesh)
+    group = divided.device_mesh.get_group()
+    rows = _DividedCrossEntropy.apply(divided.to_local(), targets.long(), first, cap, group)
+    return rows.sum() if reduction == "sum" else rows.sum() / (targets.long() != -100).sum()
+
+
+class _DividedCrossEntropy(OpFunction):
+    """The loss of each row. The op gives a rank's greatest logit and its sum of exps, of which those of all follow."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, cap: float | None, group: dist.ProcessGroup):
+        counts = targets != -100
+        here = counts & (targets >= first) & (targets < first + logits.shape[1])
+        # Rows whose target another rank has need a class, too: the first one.
+        classes = torch.where(here, targets - first, 0)
+        nearest = torch.where(counts, classes, -100)
+        loss, exps = OPS.cross_entropy(logits, nearest, cap, -100)
+        highest, total = exps.unbind(1)
+        of_target = torch.where(here, highest + total.log() - loss, 0)
+        every = gathered(torch.stack((highest, total, of_target)), group)  # (ranks, 3, N)
+        most = every[:, 0].amax(0)
+        sums = (every[:, 1] * (every[:, 0] - most).exp()).sum(0)
+        ctx.save_for_backward(logits, nearest, classes, here, torch.stack((most, sums), 1))
+        ctx.cap = cap
+        return torch.where(counts, most + sums.log() - every[:, 2].sum(0), 0)
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor):
+        logits, nearest, classes, here, exps = ctx.saved_tensors
+        dloss = dloss.contiguous()
+        # The op takes 1 from the probability of each row's class, also where that is not the target's: those it does
+        # not say are worked out here.
+        y = logits.gather(1, classes.unsqueeze(1))[:, 0].to(exps.dtype)
+        z = layers.soft_cap(y, ctx.cap)
+        slope = 1 if ctx.cap is None else 1 - (z / ctx.cap) ** 2
+        of_class = torch.where(nearest == -100, 0, (z - exps[:, 0]).exp() / exps[:, 1] * slope * dloss)
+        OPS.cross_entropy_backward_(dloss, logits, nearest, exps, ctx.cap, -100)
+        torch.autograd.graph.increment_version(logits)  # a second backward through them is then an error
+        dlogits = logits.detach()
+        given = dlogits.gather(1, classes.unsqueeze(1))
+        other = torch.where(here, given[:, 0], of_class.to(logits.dtype)).unsqueeze(1)
+        dlogits.scatter_(1, classes.unsqueeze(1), other)
+        return dlogits, None, None, None, None

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One model over several ranks: each has some of the heads and of the features between the products of a block."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from .._core.checks import one_of
+from ..models.quantize import STORED, QuantizedLinear
+from .divided import Part, own_span
+
+Model = TypeVar("Model", bound=nn.Module)
+OF_TOKENS = Shard(1)  # of activations (B, S, D)
+BY_ROWS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")  # of a block's mLSTM
+
+
+class ByRows(ColwiseParallel):
+    """A linear layer of whose outputs each rank has some. torch calls it by the columns of the weight's transpose.
+
+    whole_groups  divides quantised weights by groups of outputs, which are the columns of another layer
+    """
+
+    def __init__(self, whole_groups: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.whole_groups = whole_groups
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, QuantizedLinear):
+            return super()._apply(module, device_mesh)
+        full = module.out_features
+        rows = own_span(full, device_mesh, module.scheme.group_size if self.whole_groups else 1)
+        _keep_part(module, Part(rows))
+
+        def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+            x = inputs[0]
+            if not isinstance(x, DTensor):
+                x = DTensor.from_local(x, device_mesh, [Replicate()], run_check=False)
+            return x.to_local(grad_placements=[Partial()])
+
+        def after(_: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+            if self.use_local_output:
+                return y
+            shape = torch.Size((*y.shape[:-1], full))
+            stride = torch.empty(shape, device="meta").stride()
+            return DTensor.from_local(y, device_mesh, [Shard(-1)], run_check=False, shape=shape, stride=stride)
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+        return module
+
+
+class ByColumns(RowwiseParallel):
+    """A linear layer of whose inputs each rank has some: its outputs are summed over ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, QuantizedLinear):
+            return super()._apply(module, device_mesh)
+        columns = own_span(module.in_features, device_mesh, module.scheme.group_size)
+        _keep_part(module, Part((0, module.out_features), columns))
+        if device_mesh.get_local_rank() != 0:
+            module.bias = None  # added once
+
+        def after(_: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+            total = DTensor.from_local(y, device_mesh, [Partial()], run_check=False)
+            return total.redistribute(placements=[Replicate()]).to_local()
+
+        module.register_forward_hook(after)
+        return module
+
+
+class DividedNorm(ParallelStyle):
+    """The norm of each head: a rank has its heads."""
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        for name in ("num_heads", "num_features"):
+            setattr(module, name, getattr(module, name) // device_mesh.size())
+        return _with_weights(module, device_mesh, Shard(0))
+
+
+class WholeNorm(ParallelStyle):
+    """A norm of all features, with the same weights on every rank.
+
+    of_some_tokens  whether a rank gives it a part of the tokens: the weights' gradients are then summed over ranks
+    """
+
+    def __init__(self, of_some_tokens: bool) -> None:
+        super().__init__()
+        self.of_some_tokens = of_some_tokens
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        module.of_some_tokens = self.of_some_tokens
+        return _with_weights(module, device_mesh, Replicate())
+
+
+def _with_weights(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> nn.Module:
+    def divide(_: str, part: nn.Module, mesh: DeviceMesh) -> None:
+        for name, weight in list(part.named_parameters(recurse=False)):
+            divided = distribute_tensor(weight, mesh, [placement])
+            part.register_parameter(name, nn.Parameter(divided, requires_grad=weight.requires_grad))
+
+    return distribute_module(module, mesh, divide)
+
+
+def tensor_parallel_plan(config: Any, sequence_parallel: bool = False) -> dict[str, ParallelStyle]:
+    """How torch's parallelize_module divides an xLSTMLarge of this configuration, by the names of its modules.
+
+    sequence_parallel  for training: between the products of a block, which need all features, a rank has a part of the
+                       tokens, so that norms and additions are divided, too
+    """
+    one_of("sequence_parallel", sequence_parallel, (True, False))
+    if config.weight_mode != "single":
+        raise ValueError(f"weight_mode: expected 'single', whose matrices are divided each, got {config.weight_mode!r}")
+    between: Placement = OF_TOKENS if sequence_parallel else Replicate()
+    layer, ffn = "backbone.blocks.*.mlstm_layer", "backbone.blocks.*.ffn"
+    # All products of a block's input share one exchange, which is why it is that of the module around them.
+    shared_input = PrepareModuleInput(
+        input_layouts=(between, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
+    )
+    plan: dict[str, ParallelStyle] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "backbone.blocks.*.norm_mlstm": WholeNorm(sequence_parallel),
+        layer: shared_input,
+        **{f"{layer}.{name}": ByRows() for name in BY_ROWS},
+        f"{layer}.multihead_norm": DividedNorm(),
+        f"{layer}.out_proj": ByColumns(output_layouts=between),
+        "backbone.blocks.*.norm_ffn": WholeNorm(sequence_parallel),
+        ffn: PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
+        f"{ffn}.proj_up_gate": ByRows(whole_groups=True),
+        f"{ffn}.proj_up": ByRows(whole_groups=True),
+        f"{ffn}.proj_down": ByColumns(output_layouts=between),
+        "lm_head": ByRows(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    }
+    if config.add_out_norm:
+        plan["backbone.out_norm"] = WholeNorm(sequence_parallel)
+    return plan
+
+
+def tensor_parallel(model: Model, mesh: DeviceMesh, sequence_parallel: bool = False) -> Model:
+    """Divides an xLSTMLarge over the ranks of a mesh of one dimension, by tensor_parallel_plan. Returns the model.
+
+    Every rank makes the same calls with the same tokens, and gets the same logits and loss. States are those of a
+    rank's own heads. FSDP, activation checkpointing and the optimizer come after it.
+    """
+    from ..models.xlstm_large import xLSTMLarge
+
+    if not isinstance(model, xLSTMLarge):
+        raise TypeError(f"model: expected an xLSTMLarge, got {type(model).__name__}")
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh: expected a torch.distributed DeviceMesh, got {type(mesh).__name__}")
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh: expected one dimension, as of mesh['tensor'], got {mesh.ndim} of {mesh}")
+    if any(isinstance(x, DTensor) for x in model.parameters()):
+        raise ValueError("model: expected one that is not divided yet: tensor_parallel comes before FSDP")
+    plan = tensor_parallel_plan(model.config, sequence_parallel)
+    _check_sizes(model, mesh.size(), sequence_parallel)
+    parallelize_module(model, mesh, plan)
+    return model
+
+
+def _check_sizes(model: Any, ranks: int, sequence_parallel: bool) -> None:
+    config, block = model.config, model.backbone.blocks[0]
+    quantized = {name for name, part in block.named_modules() if isinstance(part, QuantizedLinear)}
+    if sequence_parallel and quantized:
+        raise ValueError("sequence_parallel: expected False with quantised weights, as it is for training")
+    groups = -(-config.ffn_dim // model.quantization.group_size) if quantized else 0
+    in_groups = {"ffn.proj_up_gate", "ffn.proj_up", "ffn.proj_down"} & quantized
+    if in_groups and len(in_groups) < 3 and config.ffn_dim % (ranks * model.quantization.group_size):
+        raise ValueError(
+            f"mesh: expected ranks that divide the {groups} groups of the feed-forward, of which some matrices are not "
+            f"quantised, got {ranks}"
+        )
+    counts = {"num_heads": config.num_heads} | ({} if in_groups else {"ffn_dim": config.ffn_dim})
+    for name, count in counts.items():
+        if count % ranks:
+            raise ValueError(f"mesh: expected a number of ranks that divides {name} = {count}, got {ranks}")
+    if in_groups and -(-groups // ranks) * (ranks - 1) >= groups:
+        raise ValueError(f"mesh: expected ranks that each have some of {groups} groups of ffn_dim, got {ranks}")
+    if "mlstm_layer.out_proj" in quantized and (config.v_dim // ranks) % model.quantization.group_size:
+        size = model.quantization.group_size
+        raise ValueError(f"mesh: expected ranks of whole groups of {size} of v_dim = {config.v_dim}, got {ranks}")
+    if -(-config.vocab_size // ranks) * (ranks - 1) >= config.vocab_size:
+        raise ValueError(f"mesh: expected ranks that each have some of vocab_size = {config.vocab_size}, got {ranks}")
+
+
+def _keep_part(layer: Any, part: Part) -> None:
+    for name in STORED:
+        whole = getattr(layer, name)
+        if whole is not None:
+            setattr(layer, name, part.of_stored(layer, name).of(whole).clone())
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(layer.bias[slice(*part.rows)].clone(), requires_grad=layer.bias.requires_grad)
+    layer.out_features = part.rows[1] - part.rows[0]
+    if part.columns is not None:
+        layer.in_features = part.columns[1] - part.columns[0]
+    layer.part = part
