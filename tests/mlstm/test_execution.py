@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor
 
 from support import accuracy, gpu_checks
+from support.representative import up_to
 from support.shapes import BY_NAME, Case
 from xlstm_hip import kernel_info
 
 TESTS = Path(__file__).resolve().parents[1]
 KERNELS = ("chunkwise--fused", "chunkwise--fused_siging", "fused", "fused_siging")
 MANY_HEADS = Case("many heads", 200, 24, 33, batch=2, heads=4, chunk=16, states=True)
-ONE_HEAD = Case("one head", 1024, 24, 16, heads=1, chunk=16, states=True)
+ONE_HEAD = Case("one head", 512, 24, 16, heads=1, chunk=16, states=True)  # four segments of eight chunks
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +55,7 @@ def test_the_same_bits_again_and_with_more_threads(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("case", [ONE_HEAD, replace(ONE_HEAD, name="one head, packed", lengths=(700, 1, 323))], ids=str)
+@pytest.mark.parametrize("case", [ONE_HEAD, replace(ONE_HEAD, name="one head, packed", lengths=(350, 1, 161))], ids=str)
 def test_segments(kernel: str, case: Case) -> None:
     """Too few heads for the threads: the sequence is cut into segments, with a scan over their states."""
     torch.set_num_threads(4)
@@ -67,7 +69,7 @@ def test_segments_forget_and_keep() -> None:
     """Gates at their ends, where a segment's decay is 0 or 1."""
     torch.set_num_threads(4)
     for gates in ("forget everything", "forget nothing", "forget some wholly", "from -60 to 60"):
-        case = replace(ONE_HEAD, name=f"one head, {gates}", length=600, gates=gates)
+        case = replace(ONE_HEAD, name=f"one head, {gates}", length=384, gates=gates)
         for kernel in KERNELS[:2]:
             measured = accuracy.measure(kernel_info(kernel), case, torch.float32)
             accuracy.check(f"{kernel}, {gates}, in segments", measured)
@@ -150,9 +152,11 @@ CI = pytest.mark.rows("ci")  # avx512 has the vectors of avx512bf16, avx2 the so
 @pytest.mark.parametrize(
     "isa", ["portable", pytest.param("avx2", marks=CI), pytest.param("avx512", marks=CI), "avx512bf16"]
 )
-def test_each_instruction_set(isa: str) -> None:
+def test_each_instruction_set(isa: str, level: str) -> None:
     if isa not in instruction_sets():
         pytest.skip(f"{isa} does not run here")
+    every = itertools.product(SUB_TABLE, ("float32", "bfloat16", "float16", "float64"), KERNELS)
+    rows = up_to(level, list(every), lambda row: dict(zip(("case", "dtype", "kernel"), row, strict=True)))
     code = f"""
         import torch
         torch.set_num_threads(1)
@@ -160,12 +164,10 @@ def test_each_instruction_set(isa: str) -> None:
         from support.shapes import BY_NAME
         from xlstm_hip import kernel_info
 
-        for kernel in {KERNELS!r}:
+        for name, dtype, kernel in {rows!r}:
             info = kernel_info(kernel, ("chunkwise", "sequence"))
-            for name in {SUB_TABLE!r}:
-                for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-                    measured = accuracy.measure(info, BY_NAME[name], dtype)
-                    accuracy.check(f"{{kernel}}, {{name}}, {{dtype}}", measured)
+            measured = accuracy.measure(info, BY_NAME[name], getattr(torch, dtype))
+            accuracy.check(f"{{kernel}}, {{name}}, {{dtype}}", measured)
         """
     assert all(name in BY_NAME for name in SUB_TABLE)
     done = python(code, XLSTM_HIP_CPU_ISA=isa, OMP_NUM_THREADS="1")
