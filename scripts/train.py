@@ -18,6 +18,7 @@ import csv
 import gc
 import importlib
 import importlib.util
+import math
 import os
 import sys
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ import torch.distributed as dist
 import train_parts as parts
 from xlstm_hip._core.progress import Progress
 from xlstm_hip.cli.common import NOT_NEGATIVE, POSITIVE, at_least, number
+from xlstm_hip.distributed.collectives import gathered
 from xlstm_hip.models import CheckpointError, load_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.checkpoint import check_scheme
 from xlstm_hip.models.config_files import read_config
@@ -208,10 +210,15 @@ class Run:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
     def mean(self, loss: torch.Tensor) -> float:
-        loss = loss.detach().float()
+        """Over all processes; an error on each, before it changes a weight, that names those where it is no number."""
+        every = loss.detach().float().reshape(1)
         if self.ranks > 1:
-            dist.all_reduce(loss)
-        return float(loss) / self.ranks
+            every = gathered(every, dist.group.WORLD)[:, 0]
+        wrong = (~every.isfinite()).nonzero().flatten().tolist()
+        if wrong:
+            whose = "" if self.ranks == 1 else f" on rank {', '.join(map(str, wrong))} of {self.ranks}"
+            raise ValueError(f"step {self.step + 1}: the loss is {float(every[wrong[0]])}{whose}")
+        return float(every.mean())
 
     def train_step(self) -> float:
         settings = self.settings
@@ -222,16 +229,19 @@ class Run:
         x, targets = (self.mesh.own(part).to(self.device) for part in rows)
         with self.autocast():
             loss = self.loss(x, targets)
+        mean = self.mean(loss)
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
-        parts.gradient_norm(self.model.parameters(), NORM_CLIP)
+        norm = parts.gradient_norm(self.model.parameters(), NORM_CLIP)
+        if not math.isfinite(norm) and not self.scaler.is_enabled():  # the scaler leaves such a step out
+            raise ValueError(f"step {self.step + 1}: the norm of the gradients is {norm}; no weight was changed")
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer_steps += self.scaler.get_scale() >= scale  # a lower scale: the step overflowed, and was left out
         self.step += 1
-        return self.mean(loss)
+        return mean
 
     @torch.no_grad()
     def validate(self) -> float:

@@ -112,6 +112,9 @@ def test_tables_and_pictures_come_from_the_file_alone(smoke_run: Path, tmp_path:
     assert all(x.stat().st_size > 8_000 for x in tmp_path.glob("*.png"))
     text = copied.with_suffix(".md").read_text()
     assert "A smoke run" in text and "## mlstm-backward" in text
+    results = json.loads(copied.read_text())
+    results["points"] = [point for point in results["points"] if point["operator"] == "step"]
+    copied.write_text(json.dumps(results))
     few = command("--redraw", copied, "--metrics", "ms")
     assert "of roofline" not in few.stdout and "TFLOP/s  " not in few.stdout and "| ms " in few.stdout
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from support.ranks import run_ranks
 from xlstm_hip.attention import flash_attn_func
-from xlstm_hip.distributed import ContextParallel, context_parallel_attention
+from xlstm_hip.distributed import ContextParallel, attention, context_parallel_attention
 
 LENGTHS = (30, 45, 1)
 CASES: dict[str, dict[str, Any]] = {
@@ -43,6 +45,7 @@ def results_of(function: Any, span: slice, dtype: torch.dtype, **options: Any) -
 
 
 def parts() -> dict[str, list[Tensor]]:
+    attention.BLOCK = 4
     rank = dist.get_rank()
     begin = sum(LENGTHS[:rank])
     context = ContextParallel(dist.group.WORLD, LENGTHS[rank])
@@ -68,6 +71,31 @@ def test_parts_are_those_of_the_whole(ranks: list[Any], name: str) -> None:
         whole = torch.cat([part[name][n] for part in ranks], 1)
         error, may = ((x.double() - true[n]).norm().item() for x in (whole, alone[n]))
         assert error <= 2 * may, (output, error, may)
+
+
+def test_queries_move_until_all_ranks_have_the_same_number_of_pairs() -> None:
+    assert attention.moves_for((64, 64)) == attention.moves_for((4096,)) == []
+    assert attention.moves_for((4096, 4096)) == [(1, 0, 8192 - 1088, 8192)]
+    rng = random.Random(0)
+    for _ in range(40):
+        lengths = [rng.choice((1, 700, 1024, rng.randrange(1, 3000))) for _ in range(rng.randrange(2, 9))]
+        begins = [sum(lengths[:rank]) for rank in range(len(lengths))]
+        queries = [[begin + n for n in range(length)] for begin, length in zip(begins, lengths, strict=True)]
+        had = [sum(queries[rank]) + len(queries[rank]) for rank in range(len(lengths))]
+        moves = attention.moves_for(lengths)
+        assert moves == sorted(moves, key=lambda m: (m.sender, m.begin))
+        for sender in {m.sender for m in moves}:
+            sent = [m for m in moves if m.sender == sender]
+            assert [m.receiver for m in sent] == sorted({m.receiver for m in sent})
+            assert sent[-1].end == begins[sender] + lengths[sender]
+            assert all(a.end == b.begin for a, b in itertools.pairwise(sent))
+        for m in moves:
+            queries[m.receiver] += range(m.begin, m.end)
+            queries[m.sender] = [n for n in queries[m.sender] if not m.begin <= n < m.end]
+        assert sorted(itertools.chain(*queries)) == list(range(sum(lengths)))
+        have = [sum(mine) + len(mine) for mine in queries]
+        # What a block of the last queries is, for each other rank, may be left.
+        assert max(have) <= min(max(had), sum(had) / len(had) + len(lengths) * attention.BLOCK * sum(lengths))
 
 
 def test_bad_input() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from support.peer_models import SMALL, small_model, tokens
+from support.peer_models import SMALL, hf_model, small_model, tokens
 from support.ranks import run_ranks
+from xlstm_hip._core.extras import is_installed
 from xlstm_hip.distributed import ContextParallel, tensor_parallel, tensor_parallel_plan
 from xlstm_hip.models import generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.shards import Stored
@@ -83,10 +85,25 @@ def divided(folder: Path) -> dict[str, Any]:
     if dist.get_world_size() == 4:
         return results | {"context": over_context_too()}
     results |= {name: quantised(bits, size, mesh) for name, (bits, size) in QUANTISED.items()}
+    if is_installed("transformers"):
+        results["transformers"] = of_transformers(lambda model: tensor_parallel(model, mesh))
     results["bytes"] = read_from(folder, mesh)
     results["errors"] = errors(mesh)
     save_pretrained(tensor_parallel(small_model(), mesh), folder / "divided")
     return results
+
+
+def of_transformers(divide: Callable[[Any], Any] = lambda model: model) -> list[Tensor]:
+    """The loss, gradients, logits and text of an accelerated model of transformers."""
+    from xlstm_hip import hf
+
+    model, x = divide(hf.accelerate(hf_model(torch.float64))), tokens(2, 40)
+    loss = model(x, labels=x).loss
+    loss.backward()
+    with torch.no_grad():
+        logits = model(x, use_cache=False).logits
+        text = model.generate(x[:, :7], max_new_tokens=6, do_sample=False)
+    return [loss.detach(), *(whole(p.grad) for p in model.parameters()), logits, text]
 
 
 def runs_of(ranks: int) -> list[tuple[str, bool]]:
@@ -239,6 +256,13 @@ def test_tokens_and_heads_over_ranks(ranks: dict[int, list[Any]]) -> None:
             check(names[n], result["context"][n], true)
 
 
+def test_a_model_of_transformers(ranks: dict[int, list[Any]]) -> None:
+    pytest.importorskip("transformers")
+    for n, true in enumerate(of_transformers()):
+        for result in ranks[2]:
+            check(f"result {n}", result["transformers"][n], true)
+
+
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_weights(ranks: dict[int, list[Any]], name: str) -> None:
     with torch.no_grad():
@@ -272,7 +296,7 @@ def test_what_is_wrong_on_every_rank(ranks: dict[int, list[Any]]) -> None:
 
 def test_wrong_arguments() -> None:
     model = small_model()
-    with pytest.raises(TypeError, match="model: expected an xLSTMLarge, got Linear"):
+    with pytest.raises(TypeError, match="model: expected an xLSTMLarge, or an .*accelerate, got Linear"):
         tensor_parallel(torch.nn.Linear(2, 2), None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="mesh: expected a torch.distributed DeviceMesh, got int"):
         tensor_parallel(model, 2)  # type: ignore[arg-type]

@@ -63,6 +63,7 @@ def test_which_blocks_these_are() -> None:
     assert modeling_xlstm.external_xlstm or WITHOUT in os.environ or not modeling_xlstm.is_xlstm_available()
 
 
+@pytest.mark.rows("ci")
 @pytest.mark.skipif(WITHOUT in os.environ, reason="this is the run without it")
 def test_without_the_xlstm_package() -> None:
     if not modeling_xlstm.external_xlstm:

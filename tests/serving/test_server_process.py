@@ -205,6 +205,7 @@ def test_a_thousand_leave_in_mid_stream(tmp_path: Path) -> None:
     assert len(left) == 1000 and not [line for line in events(server) if line["level"] == "error"]
 
 
+@pytest.mark.rows("ci")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory in /proc")
 def test_memory_of_prompts_of_many_lengths(tmp_path: Path) -> None:
     """In bfloat16, where torch would keep half a megabyte for each length and weight; states are not kept either."""

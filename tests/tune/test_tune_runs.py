@@ -315,6 +315,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
         make_engine("ray", 1, 1.0)
 
 
+@pytest.mark.rows("ci")
 def test_ray_spreads_real_trials(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     assert not ray.is_initialized()

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention over a sequence of which each rank has a part: keys and values are gathered, queries stay."""
+"""Causal attention over a sequence of which each rank has a part: keys and values are gathered, queries stay, but for
+some of the last ranks', which see the most keys.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +14,10 @@ from torch import Tensor
 from .._core import checks
 from .._core.ops import OpFunction, first_order
 from ..attention import flash_attn_func
-from .collectives import gathered, own_of_sum
+from .collectives import exchanged, gathered, own_of_sum
 from .context import ContextParallel, context_of
+
+BLOCK = 64  # queries are moved in multiples of so many
 
 
 def context_parallel_attention(
@@ -30,8 +35,9 @@ def context_parallel_attention(
     causal      without it, and without a window, queries see the keys of all ranks
     options     of flash_attn_func, but dropout_p and return_attn_probs
 
-    A rank sees the keys up to its own last token, so the last rank has the most to do. Keys and values of the whole
-    sequence are in each rank's memory during the call and until its backward pass.
+    Causal queries see the more keys the later they are: ranks of the end send some of theirs to those of the beginning,
+    so that all have the same number of pairs. Keys and values of the whole sequence are in each rank's memory during
+    the call and until its backward pass.
     """
     for name in ("dropout_p", "return_attn_probs"):
         if options.pop(name, None):
@@ -47,10 +53,82 @@ def context_parallel_attention(
         raise ValueError("cp_group: expected a ContextParallel without cu_seqlens: attention over ranks is not packed")
     needed = checks.gradient_needed(q, k, v)
     context.check_same("attention", q.shape[0], *k.shape[2:], v.shape[-1], str(q.dtype), causal, needed)
-    end = context.begin + context.length if causal else sum(context.lengths)
+    options |= {"causal": causal, "window_size": window_size}
+    moves = moves_for(context.lengths) if causal and tuple(window_size) == (-1, -1) else []
+    end = context.begin + context.length if causal and not moves else sum(context.lengths)
     keys, values = (_Gathered.apply(context, x, end, q, k, v) for x in (k, v))
-    out: Tensor = flash_attn_func(q, keys, values, causal=causal, window_size=window_size, **options)
-    return out
+    if not moves:
+        out: Tensor = flash_attn_func(q, keys, values, **options)
+        return out
+    sent, received = ([m for m in moves if m[side] == context.rank] for side in (0, 1))
+    stay = context.length - sum(m.end - m.begin for m in sent)
+    to, of = (
+        [sum(m.end - m.begin for m in mine if m[other] == rank) for rank in range(context.size)]
+        for mine, other in ((sent, 1), (received, 0))
+    )
+    moved = _Moved.apply(context, to, of, q[:, stay:], q, k, v)
+    outs, begin = [moved[:, :0, :, :1].expand(-1, -1, -1, v.shape[-1])], 0
+    for m in received:
+        rows = moved[:, begin : begin + m.end - m.begin]
+        outs.append(flash_attn_func(rows, keys[:, : m.end], values[:, : m.end], **options))
+        begin += m.end - m.begin
+    back = _Moved.apply(context, of, to, torch.cat(outs, 1), q, k, v)
+    last = context.begin + stay
+    own = [flash_attn_func(q[:, :stay], keys[:, :last], values[:, :last], **options)] if stay else []
+    return torch.cat([*own, back], 1)
+
+
+class Move(NamedTuple):
+    """Queries begin to end of the whole sequence, from one rank's tokens to another rank."""
+
+    sender: int
+    receiver: int
+    begin: int
+    end: int
+
+
+def moves_for(lengths: Sequence[int]) -> list[Move]:
+    """Which causal queries move, so that each rank has as many pairs of a query and a key, up to BLOCK queries. Of a
+    rank its last ones do: they are the fewest that make up a number of pairs. By sender, and of one by where they are.
+    """
+    ends = [sum(lengths[: rank + 1]) for rank in range(len(lengths))]
+
+    def pairs(begin: int, end: int) -> int:
+        return (end * (end + 1) - begin * (begin + 1)) // 2
+
+    share = pairs(0, ends[-1]) / len(lengths)
+    too_many = [pairs(end - length, end) - share for end, length in zip(ends, lengths, strict=True)]
+    moves = []
+    for sender in range(len(lengths)):
+        end = ends[sender]
+        for receiver in reversed(range(len(lengths))):  # so that rows lie in the order of receivers
+            wanted = min(too_many[sender], -too_many[receiver])
+            # The last n queries before `end` have n (2 end - n + 1) / 2 pairs.
+            root = (end + 0.5) ** 2 - 2 * wanted
+            rows = int(end + 0.5 - root**0.5) if wanted > 0 and root > 0 else 0
+            rows = min(rows, end - (ends[sender] - lengths[sender])) // BLOCK * BLOCK
+            if rows:
+                moves.append(Move(sender, receiver, end - rows, end))
+                moved = pairs(end - rows, end)
+                too_many[sender] -= moved
+                too_many[receiver] += moved
+                end -= rows
+    return sorted(moves, key=lambda m: (m.sender, m.begin))
+
+
+class _Moved(OpFunction):
+    """Tokens (B, S, ...) of each rank, some to and some from each other one. inputs as in state_scan.state_before."""
+
+    @staticmethod
+    def forward(ctx: Any, context: ContextParallel, to: list[int], of: list[int], x: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.context, ctx.to, ctx.of = context, to, of
+        return exchanged(x.transpose(0, 1), to, of, context.group).transpose(0, 1)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        own = exchanged(gradient.transpose(0, 1), ctx.of, ctx.to, ctx.context.group).transpose(0, 1)
+        return None, None, None, own, *(None,) * 3
 
 
 class _Gathered(OpFunction):

@@ -28,6 +28,13 @@ def own_of_sum(every: Tensor, group: dist.ProcessGroup) -> Tensor:
     return own
 
 
+def exchanged(x: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Sends the first to[0] rows of x to rank 0, the next to[1] to rank 1, and so on; returns what comes from each."""
+    received = x.new_empty(sum(of), *x.shape[1:])
+    dist.all_to_all_single(received, x.contiguous(), of, to, group=group)
+    return received
+
+
 def sum_of(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     whole = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(whole, group=group)

@@ -26,12 +26,16 @@ from torch.distributed.tensor.parallel import (
 )
 
 from .._core.checks import one_of
-from ..models.quantize import STORED, QuantizedLinear
 from .divided import Part, own_span
 
 Model = TypeVar("Model", bound=nn.Module)
 OF_TOKENS = Shard(1)  # of activations (B, S, D)
 BY_ROWS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")  # of a block's mLSTM
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether it is a models.QuantizedLinear. This module imports no models: they import this folder."""
+    return hasattr(module, "qweight")
 
 
 class ByRows(ColwiseParallel):
@@ -44,8 +48,8 @@ class ByRows(ColwiseParallel):
         super().__init__(**options)
         self.whole_groups = whole_groups
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not isinstance(module, QuantizedLinear):
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        if not is_quantized(module):
             return super()._apply(module, device_mesh)
         full = module.out_features
         rows = own_span(full, device_mesh, module.scheme.group_size if self.whole_groups else 1)
@@ -72,8 +76,8 @@ class ByRows(ColwiseParallel):
 class ByColumns(RowwiseParallel):
     """A linear layer of whose inputs each rank has some: its outputs are summed over ranks."""
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not isinstance(module, QuantizedLinear):
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        if not is_quantized(module):
             return super()._apply(module, device_mesh)
         columns = own_span(module.in_features, device_mesh, module.scheme.group_size)
         _keep_part(module, Part((0, module.out_features), columns))
@@ -122,14 +126,18 @@ def _with_weights(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> 
 
 
 def tensor_parallel_plan(config: Any, sequence_parallel: bool = False) -> dict[str, ParallelStyle]:
-    """How torch's parallelize_module divides an xLSTMLarge of this configuration, by the names of its modules.
+    """How torch's parallelize_module divides a model of this configuration, by the names of its modules.
 
+    config             an xLSTMLargeConfig, or the xLSTMConfig of transformers, whose model xlstm_hip.hf has accelerated
     sequence_parallel  for training: between the products of a block, which need all features, a rank has a part of the
                        tokens, so that norms and additions are divided, too
     """
     one_of("sequence_parallel", sequence_parallel, (True, False))
     if config.weight_mode != "single":
         raise ValueError(f"weight_mode: expected 'single', whose matrices are divided each, got {config.weight_mode!r}")
+    of_transformers = hasattr(config, "hidden_size")
+    if of_transformers and sequence_parallel:
+        raise ValueError("sequence_parallel: expected False for a model of transformers, got True")
     between: Placement = OF_TOKENS if sequence_parallel else Replicate()
     layer, ffn = "backbone.blocks.*.mlstm_layer", "backbone.blocks.*.ffn"
     # All products of a block's input share one exchange, which is why it is that of the module around them.
@@ -137,7 +145,9 @@ def tensor_parallel_plan(config: Any, sequence_parallel: bool = False) -> dict[s
         input_layouts=(between, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
     )
     plan: dict[str, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "backbone.embeddings" if of_transformers else "embedding": RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=between
+        ),
         "backbone.blocks.*.norm_mlstm": WholeNorm(sequence_parallel),
         layer: shared_input,
         **{f"{layer}.{name}": ByRows() for name in BY_ROWS},
@@ -148,23 +158,27 @@ def tensor_parallel_plan(config: Any, sequence_parallel: bool = False) -> dict[s
         f"{ffn}.proj_up_gate": ByRows(whole_groups=True),
         f"{ffn}.proj_up": ByRows(whole_groups=True),
         f"{ffn}.proj_down": ByColumns(output_layouts=between),
-        "lm_head": ByRows(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
     }
+    if of_transformers:  # whose loss and generate take all logits
+        plan["lm_head"] = ByRows(output_layouts=Replicate())
+    else:
+        plan["lm_head"] = ByRows(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
     if config.add_out_norm:
         plan["backbone.out_norm"] = WholeNorm(sequence_parallel)
     return plan
 
 
 def tensor_parallel(model: Model, mesh: DeviceMesh, sequence_parallel: bool = False) -> Model:
-    """Divides an xLSTMLarge over the ranks of a mesh of one dimension, by tensor_parallel_plan. Returns the model.
+    """Divides a model over the ranks of a mesh of one dimension, by tensor_parallel_plan. Returns the model, an
+    xLSTMLarge or transformers' xLSTMForCausalLM that xlstm_hip.hf has accelerated.
 
     Every rank makes the same calls with the same tokens, and gets the same logits and loss. States are those of a
     rank's own heads. FSDP, activation checkpointing and the optimizer come after it.
     """
-    from ..models.xlstm_large import xLSTMLarge
-
-    if not isinstance(model, xLSTMLarge):
-        raise TypeError(f"model: expected an xLSTMLarge, got {type(model).__name__}")
+    backbone = getattr(model, "backbone", None)
+    if not hasattr(model, "own_heads") and not (hasattr(model, "lm_head") and hasattr(type(backbone), "_xlstm_hip")):
+        expected = "an xLSTMLarge, or an xLSTMForCausalLM after xlstm_hip.hf.accelerate"
+        raise TypeError(f"model: expected {expected}, got {type(model).__name__}")
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh: expected a torch.distributed DeviceMesh, got {type(mesh).__name__}")
     if mesh.ndim != 1:
@@ -179,34 +193,33 @@ def tensor_parallel(model: Model, mesh: DeviceMesh, sequence_parallel: bool = Fa
 
 def _check_sizes(model: Any, ranks: int, sequence_parallel: bool) -> None:
     config, block = model.config, model.backbone.blocks[0]
-    quantized = {name for name, part in block.named_modules() if isinstance(part, QuantizedLinear)}
+    quantized = {name: part for name, part in block.named_modules() if is_quantized(part)}
     if sequence_parallel and quantized:
         raise ValueError("sequence_parallel: expected False with quantised weights, as it is for training")
-    groups = -(-config.ffn_dim // model.quantization.group_size) if quantized else 0
-    in_groups = {"ffn.proj_up_gate", "ffn.proj_up", "ffn.proj_down"} & quantized
-    if in_groups and len(in_groups) < 3 and config.ffn_dim % (ranks * model.quantization.group_size):
+    features, v_dim = block.ffn.proj_down.in_features, block.mlstm_layer.v_dim
+    group = next((part.scheme.group_size for part in quantized.values()), 1)
+    groups = -(-features // group)
+    in_groups = {"ffn.proj_up_gate", "ffn.proj_up", "ffn.proj_down"} & quantized.keys()
+    if in_groups and len(in_groups) < 3 and features % (ranks * group):
         raise ValueError(
             f"mesh: expected ranks that divide the {groups} groups of the feed-forward, of which some matrices are not "
             f"quantised, got {ranks}"
         )
-    counts = {"num_heads": config.num_heads} | ({} if in_groups else {"ffn_dim": config.ffn_dim})
+    counts = {"num_heads": config.num_heads} | ({} if in_groups else {"ffn_dim": features})
     for name, count in counts.items():
         if count % ranks:
             raise ValueError(f"mesh: expected a number of ranks that divides {name} = {count}, got {ranks}")
     if in_groups and -(-groups // ranks) * (ranks - 1) >= groups:
         raise ValueError(f"mesh: expected ranks that each have some of {groups} groups of ffn_dim, got {ranks}")
-    if "mlstm_layer.out_proj" in quantized and (config.v_dim // ranks) % model.quantization.group_size:
-        size = model.quantization.group_size
-        raise ValueError(f"mesh: expected ranks of whole groups of {size} of v_dim = {config.v_dim}, got {ranks}")
+    if "mlstm_layer.out_proj" in quantized and (v_dim // ranks) % group:
+        raise ValueError(f"mesh: expected ranks of whole groups of {group} of v_dim = {v_dim}, got {ranks}")
     if -(-config.vocab_size // ranks) * (ranks - 1) >= config.vocab_size:
         raise ValueError(f"mesh: expected ranks that each have some of vocab_size = {config.vocab_size}, got {ranks}")
 
 
 def _keep_part(layer: Any, part: Part) -> None:
-    for name in STORED:
-        whole = getattr(layer, name)
-        if whole is not None:
-            setattr(layer, name, part.of_stored(layer, name).of(whole).clone())
+    for name, whole in list(layer.named_buffers(recurse=False)):
+        setattr(layer, name, part.of_stored(layer, name).of(whole).clone())
     if layer.bias is not None:
         layer.bias = nn.Parameter(layer.bias[slice(*part.rows)].clone(), requires_grad=layer.bias.requires_grad)
     layer.out_features = part.rows[1] - part.rows[0]

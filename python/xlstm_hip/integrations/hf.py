@@ -34,7 +34,7 @@ from ..mlstm.backend import mLSTMBackendConfig
 from ..mlstm.registry import LAYER_KINDS, kernel_info
 from ..mlstm.select import KernelNames, get_optimal_kernel_config
 from ..models import packing
-from ..models.blocks import run_block, run_mlstm_layer
+from ..models.blocks import normed, run_block, run_mlstm_layer
 from ..models.decode_engine import (
     DecodeEngine,
     Numbers,
@@ -77,10 +77,11 @@ class FloatStateCache(xLSTMCache):
 
     def __init__(self, backbone: Any, x: Tensor) -> None:
         batch, heads, layer = x.shape[0], backbone.config.num_heads, backbone.blocks[0].mlstm_layer
+        own_heads = layer.multihead_norm.num_heads  # of this rank, where distributed.tensor_parallel has divided them
         self.config, self.dtype = backbone.config, accumulate_dtype(x.dtype)
         self.seqlen_offset = torch.zeros(1, dtype=torch.int64, device=x.device)
         dqk, dhv = layer.qk_dim // heads, layer.v_dim // heads  # transformers' cache rounds them up to multiples of 64
-        sizes = ((batch, heads, dqk, dhv), (batch, heads, dqk), (batch, heads, 1))
+        sizes = ((batch, own_heads, dqk, dhv), (batch, own_heads, dqk), (batch, own_heads, 1))
         self.rnn_state: Any = {
             number: tuple(torch.zeros(size, dtype=self.dtype, device=x.device) for size in sizes)
             for number in range(len(backbone.blocks))
@@ -174,7 +175,7 @@ def _backbone_forward(
     x = slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
     if use_cache and cache is not None:
         cache.seqlen_offset += length
-    return _output(self.out_norm(x), cache)
+    return _output(normed(self.out_norm, x, None), cache)
 
 
 def _refuse_unknown(kwargs: dict[str, Any]) -> None:
@@ -224,7 +225,7 @@ def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, ca
         x = backbone.embeddings(tokens.unsqueeze(1))
         mask = None if keep is None else keep.unsqueeze(1)
         x = _through_blocks(backbone, x, mask, cache, _call(backbone, x, keep_state=True, cu_seqlens=None))
-        out.copy_(backbone.out_norm(x)[:, 0])
+        out.copy_(normed(backbone.out_norm, x, None)[:, 0])
 
     hidden = engine.step(input_ids[:, 0], states, keep, numbers, layers)
     return hidden.to(backbone.embeddings.weight.dtype).unsqueeze(1)
