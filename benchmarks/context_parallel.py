@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sequence over several ranks: the mLSTM, forward and with gradients, and a model that reads a prompt.
+"""One sequence over several ranks: the mLSTM and causal attention, with gradients too, and a model that reads a prompt.
 
     python benchmarks/context_parallel.py                                two cores of a CPU, gloo
     python benchmarks/context_parallel.py --device cuda --ranks 1 2      two GPUs of this machine, NCCL
@@ -21,7 +21,7 @@ import torch
 
 from harness.benchmark import Benchmark, Job, Session
 from harness.model_grid import shape
-from harness.ranks import WORKS, Task, measure
+from harness.ranks import ATTENTION, ATTENTION_BACKWARD, OF_ATTENTION, WORKS, Task, measure
 from pages.context_parallel import alone, draw, markdown
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.timing import Pace, spread
@@ -61,7 +61,7 @@ def plan(session: Session) -> list[Job]:
     return [
         Job(f"{work}, {tokens} tokens, {ranks} ranks", partial(run, session, task), results["rows"].append)
         for work in args.works
-        for tokens in args.tokens
+        for tokens in (n // OF_ATTENTION if work in (ATTENTION, ATTENTION_BACKWARD) else n for n in args.tokens)
         for ranks in sorted(set(args.ranks))
         for task in [Task(work, tokens, ranks, args.device, dtype, tuple(args.heads), args.shape, rounds)]
     ]
@@ -70,7 +70,7 @@ def plan(session: Session) -> list[Job]:
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ranks", type=at_least(1), nargs="+", metavar="N", default=[1, 2], help="(default: 1 2)")
-    add("--tokens", type=at_least(1), nargs="+", metavar="N", help="of all ranks")
+    add("--tokens", type=at_least(1), nargs="+", metavar="N", help="of all ranks; a quarter for attention")
     add("--works", choices=WORKS, nargs="+", default=list(WORKS), help="(default: all)")
     add("--shape", type=shape, help="demo, 4m, 7b or FEATURESxBLOCKSxHEADS (default: 7b; on a CPU demo)")
     add("--heads", type=at_least(1), nargs=3, metavar=("NH", "DHQK", "DHHV"), help="of the mLSTM by itself")
@@ -81,8 +81,9 @@ def settle(args: argparse.Namespace) -> None:
     args.tokens = args.tokens or ([256] if args.quick else [32768] if on_cpu else [131072, 1048576])
     args.heads = args.heads or ([2, 16, 32] if args.quick else [4, 128, 256] if on_cpu else [8, 256, 512])
     args.shape = args.shape or ("demo" if on_cpu or args.quick else "7b")
-    if max(args.ranks) > min(args.tokens):
-        raise ValueError(f"--tokens: expected {max(args.ranks)} or more, one for each rank, got {min(args.tokens)}")
+    least = max(args.ranks) * OF_ATTENTION
+    if least > min(args.tokens):
+        raise ValueError(f"--tokens: expected {least} or more, {OF_ATTENTION} for each rank, got {min(args.tokens)}")
     if not on_cpu and max(args.ranks) > torch.cuda.device_count():
         raise ValueError(
             f"--ranks: expected at most {torch.cuda.device_count()}, one for each GPU, got {max(args.ranks)}"

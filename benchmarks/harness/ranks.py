@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,15 @@ from torch import Tensor
 
 from harness.model_grid import DEMO, config_of
 from xlstm_hip import mlstm_interface
-from xlstm_hip.distributed import ContextParallel
+from xlstm_hip.attention import flash_attn_func
+from xlstm_hip.distributed import ContextParallel, context_parallel_attention
 from xlstm_hip.models import load_pretrained, xLSTMLarge
 
 FORWARD, BACKWARD, PROMPT = "mLSTM", "mLSTM with gradients", "a prompt read by the model"
-WORKS = (FORWARD, BACKWARD, PROMPT)
+ATTENTION, ATTENTION_BACKWARD = "causal attention", "causal attention with gradients"
+WORKS = (FORWARD, BACKWARD, PROMPT, ATTENTION, ATTENTION_BACKWARD)
+OF_ATTENTION = 4  # whose time grows with the square of the tokens: it has so many times fewer
+HEAD_DIM = 128  # of attention
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def _rank(rank: int, task: Task, folder: str) -> None:
     span = slice(rank * task.tokens // task.ranks, (rank + 1) * task.tokens // task.ranks)
     group: Any = dist.group.WORLD
     split = ContextParallel(group, span.stop - span.start) if task.ranks > 1 else None
-    call = (_prompt if task.work == PROMPT else _mlstm)(task, span, split, device)
+    call = WAYS[task.work](task, span, split, device)
     check = call()
     if task.work != PROMPT:  # a sum over tokens
         dist.all_reduce(check)
@@ -80,30 +85,50 @@ def _round(call: Callable[[], Tensor], device: torch.device) -> float:
     return float(took)
 
 
-def _mlstm(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
-    heads, dqk, dhv = task.heads
+def drawing(task: Task, span: slice, device: torch.device) -> Callable[..., Tensor]:
+    """(1, NH, S, features) of a rank's tokens. A column of each is drawn whatever the ranks are, and shared by all
+    features; without features it is all."""
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*features: int) -> Tensor:
-        """Of this rank's tokens; a column of each is drawn whatever the ranks are, and shared by all features."""
-        columns = torch.randn(1, heads, task.tokens, generator=rng)[:, :, span]
+        columns = torch.randn(1, task.heads[0], task.tokens, generator=rng)[:, :, span]
         if not features:
             return columns.to(device, task.dtype)
         features_of = torch.randn(*features, generator=rng)
         return (columns[..., None] * features_of).to(device, task.dtype)
 
-    tensors = [drawn(dqk), drawn(dqk), drawn(dhv), drawn(), drawn() + 3]
-    if task.work == BACKWARD:
+    return drawn
+
+
+def checked(forward: Callable[..., Tensor], tensors: list[Tensor], with_gradients: bool) -> Callable[[], Tensor]:
+    """Returns a sum over tokens: of the output, or of the third tensor's gradient."""
+    if with_gradients:
         tensors = [x.requires_grad_() for x in tensors]
 
     def call() -> Tensor:
-        h = mlstm_interface(*tensors, cp_group=split)
-        if task.work != BACKWARD:
-            return h.float().square().sum()
-        gradients = torch.autograd.grad(h, tensors, h.detach())
+        out = forward(*tensors)
+        if not with_gradients:
+            return out.float().square().sum()
+        gradients = torch.autograd.grad(out, tensors, out.detach())
         return gradients[2].float().square().sum()
 
     return call
+
+
+def _mlstm(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
+    _, dqk, dhv = task.heads
+    drawn = drawing(task, span, device)
+    tensors = [drawn(dqk), drawn(dqk), drawn(dhv), drawn(), drawn() + 3]
+    return checked(partial(mlstm_interface, cp_group=split), tensors, task.work == BACKWARD)
+
+
+def _attention(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
+    drawn = drawing(task, span, device)
+    tensors = [drawn(HEAD_DIM).transpose(1, 2).contiguous() for _ in range(3)]
+    forward: Callable[..., Tensor] = partial(flash_attn_func, causal=True)
+    if split is not None:
+        forward = partial(context_parallel_attention, cp_group=split)
+    return checked(forward, tensors, task.work == ATTENTION_BACKWARD)
 
 
 def _prompt(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
@@ -118,3 +143,12 @@ def _prompt(task: Task, span: slice, split: ContextParallel | None, device: torc
     prompt = torch.randint(3, model.config.vocab_size, (1, task.tokens), generator=torch.Generator().manual_seed(0))
     mine = prompt[:, span].to(device)
     return lambda: model.read(mine, cp_group=split)[0].float().square().sum()
+
+
+WAYS = {
+    FORWARD: _mlstm,
+    BACKWARD: _mlstm,
+    PROMPT: _prompt,
+    ATTENTION: _attention,
+    ATTENTION_BACKWARD: _attention,
+}

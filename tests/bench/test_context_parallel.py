@@ -17,7 +17,14 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_smoke_run(tmp_path: Path) -> None:
-    done = run("--quick", "--works", "mLSTM with gradients", "a prompt read by the model", "--out", tmp_path / "c.json")
+    done = run(
+        "--quick",
+        "--works",
+        "causal attention with gradients",
+        "a prompt read by the model",
+        "--out",
+        tmp_path / "c.json",
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "c.json").read_text())["rows"]
     assert [row["ranks"] for row in rows] == [1, 2, 1, 2]
@@ -28,4 +35,4 @@ def test_smoke_run(tmp_path: Path) -> None:
 
 def test_wrong_numbers() -> None:
     done = run("--quick", "--ranks", 3, "--tokens", 2)
-    assert done.returncode == 2 and "--tokens: expected 3 or more, one for each rank, got 2" in done.stderr
+    assert done.returncode == 2 and "--tokens: expected 12 or more, 4 for each rank, got 2" in done.stderr

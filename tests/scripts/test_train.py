@@ -140,6 +140,49 @@ def test_processes_that_share_the_weights_are_one_run(
     same_run(plain, tmp_path)
 
 
+MESHES = (
+    (2, "--parallel ddp"), (2, "--parallel fsdp"), (2, "--context 2"), (2, "--context 2 --parallel fsdp"),
+    (2, "--tensor 2"), (4, "--parallel ddp"), (4, "--parallel fsdp"), (4, "--context 2 --parallel fsdp"),
+    (4, "--context 4"), (4, "--tensor 2 --parallel fsdp"), (4, "--context 2 --tensor 2 --parallel fsdp"),
+    (4, "--tensor 4"),
+)  # fmt: skip
+
+
+@pytest.mark.rows("everything")
+def test_two_hundred_steps_are_the_same_in_every_mesh(text: Path, tmp_path: Path) -> None:
+    """Up to the order of sums. How much that is after so many steps, the plain mesh of windows says: four times that
+    for all others."""
+    run = (
+        str(text),
+        "--dim",
+        "64",
+        "--heads",
+        "4",
+        "--blocks",
+        "2",
+        "--length",
+        "128",
+        "--batch",
+        "4",
+        "--warmup",
+        "20",
+    )
+    run += ("--steps", "200", "--validate-every", "100", "--save-every", "200", "--threads", "1")
+
+    def curve(processes: int, options: str) -> list[float]:
+        folder = tmp_path / f"{processes}{options.replace(' ', '')}"
+        done = train(*run, "--output", str(folder), *options.split(), processes=processes)
+        assert done.returncode == 0, done.stderr
+        return [float(row[1]) for row in losses(folder)]
+
+    one = curve(0, "")
+    apart = {
+        (n, options): max(abs(a - b) for a, b in zip(curve(n, options), one, strict=True)) for n, options in MESHES
+    }
+    limit = 4 * max(apart[mesh] for mesh in MESHES if mesh[1] == "--parallel ddp")
+    assert len(one) == 200 and max(apart.values()) <= limit < 1e-2 < one[0] - one[-1], apart
+
+
 @pytest.mark.parametrize("how", ["ddp", pytest.param("fsdp", marks=pytest.mark.rows("ci"))])
 def test_resume_of_two_processes_is_exact(text: Path, tmp_path: Path, how: str) -> None:
     uninterrupted, again = tmp_path / "whole", tmp_path / "again"
