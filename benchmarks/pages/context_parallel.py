@@ -32,8 +32,8 @@ def markdown(results: Results) -> str:
         results,
         f"{summary(results['environment'])}. One row of tokens in {settings['dtype']}, divided evenly; "
         f"{settings['backend']}, one thread a rank. The mLSTM has {heads} heads of {dqk}/{dhv}, attention "
-        f"as many of 128, the model is {settings['shape']}. *ms*: a round's slowest rank. *efficiency*: one rank's time "
-        "over the ranks' times theirs. A result that differs from one rank's ends the run.",
+        f"as many of 128, the model is {settings['shape']}. *ms*: a round's slowest rank. *efficiency*: one rank's "
+        "time over the ranks' times theirs. A result that differs from one rank's ends the run.",
     )
     cells = []
     for row in rows:

@@ -152,26 +152,12 @@ MESHES = (
 def test_two_hundred_steps_are_the_same_in_every_mesh(text: Path, tmp_path: Path) -> None:
     """Up to the order of sums. How much that is after so many steps, the plain mesh of windows says: four times that
     for all others."""
-    run = (
-        str(text),
-        "--dim",
-        "64",
-        "--heads",
-        "4",
-        "--blocks",
-        "2",
-        "--length",
-        "128",
-        "--batch",
-        "4",
-        "--warmup",
-        "20",
-    )
-    run += ("--steps", "200", "--validate-every", "100", "--save-every", "200", "--threads", "1")
+    shape = ("--dim", "64", "--heads", "4", "--blocks", "2", "--length", "128", "--batch", "4")
+    run = (str(text), *shape, "--warmup", "20", "--steps", "200", "--validate-every", "100", "--save-every", "200")
 
     def curve(processes: int, options: str) -> list[float]:
         folder = tmp_path / f"{processes}{options.replace(' ', '')}"
-        done = train(*run, "--output", str(folder), *options.split(), processes=processes)
+        done = train(*run, "--threads", "1", "--output", str(folder), *options.split(), processes=processes)
         assert done.returncode == 0, done.stderr
         return [float(row[1]) for row in losses(folder)]
 
