@@ -52,7 +52,7 @@ def context_parallel_attention(
     if context.packed:
         raise ValueError("cp_group: expected a ContextParallel without cu_seqlens: attention over ranks is not packed")
     needed = checks.gradient_needed(q, k, v)
-    context.check_same("attention", q.shape[0], *k.shape[2:], v.shape[-1], str(q.dtype), causal, needed)
+    context.check_same("attention", q.shape[0], *q.shape[2:], *k.shape[2:], v.shape[-1], str(q.dtype), causal, needed)
     options |= {"causal": causal, "window_size": window_size}
     moves = moves_for(context.lengths) if causal and tuple(window_size) == (-1, -1) else []
     end = context.begin + context.length if causal and not moves else sum(context.lengths)

@@ -185,6 +185,9 @@ def tensor_parallel(model: Model, mesh: DeviceMesh, sequence_parallel: bool = Fa
         raise ValueError(f"mesh: expected one dimension, as of mesh['tensor'], got {mesh.ndim} of {mesh}")
     if any(isinstance(x, DTensor) for x in model.parameters()):
         raise ValueError("model: expected one that is not divided yet: tensor_parallel comes before FSDP")
+    for x in model.parameters():
+        if x.device.type not in (mesh.device_type, "meta"):
+            raise ValueError(f"mesh: expected one of {x.device.type}, where the weights are, got {mesh.device_type}")
     plan = tensor_parallel_plan(model.config, sequence_parallel)
     _check_sizes(model, mesh.size(), sequence_parallel)
     parallelize_module(model, mesh, plan)
