@@ -18,7 +18,7 @@ from support.peer_models import SMALL, hf_model, small_model, tokens
 from support.ranks import run_ranks
 from xlstm_hip._core.extras import is_installed
 from xlstm_hip.distributed import ContextParallel, tensor_parallel, tensor_parallel_plan
-from xlstm_hip.models import generate, load_pretrained, save_pretrained, xLSTMLarge, xLSTMLargeConfig
+from xlstm_hip.models import generate, load_pretrained, save_pretrained, staging, xLSTMLarge, xLSTMLargeConfig
 from xlstm_hip.models.shards import Stored
 from xlstm_hip.quantize import quantize
 
@@ -125,7 +125,8 @@ def quantised(bits: int, size: int, mesh: DeviceMesh) -> Tensor:
 
 
 def read_from(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
-    """Of each checkpoint in a folder: the logits, the bytes that were read and those of the weights."""
+    """Of each checkpoint in a folder: the logits, the bytes that were read and those of the weights; and the logits of
+    weights that are read through buffers smaller than a row, since they become float64."""
     results = {}
     read = Stored._read
     count = 0
@@ -139,10 +140,14 @@ def read_from(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
     for checkpoint in sorted(folder.glob("of-*")):
         count = 0
         model = load_pretrained(checkpoint, progress=False, tp_mesh=mesh)
+        read_bytes = count
         stored = [getattr(x, "to_local", lambda x=x: x)() for x in model.state_dict().values()]
         with torch.no_grad():
             logits = model(tokens(2, LENGTH))[0]
-        results[checkpoint.name] = (logits, count, sum(x.numel() * x.element_size() for x in stored))
+            size, staging.BUFFER_BYTES = staging.BUFFER_BYTES, 300
+            wide = load_pretrained(checkpoint, torch.float64, progress=False, tp_mesh=mesh)(tokens(2, LENGTH))[0]
+            staging.BUFFER_BYTES = size
+        results[checkpoint.name] = (logits, read_bytes, sum(x.numel() * x.element_size() for x in stored), wide)
     Stored._read = read  # type: ignore[method-assign]
     return results
 
@@ -276,9 +281,11 @@ def test_a_rank_reads_its_part_of_the_files(ranks: dict[int, list[Any]], folder:
         alone = load_pretrained(checkpoint, progress=False)
         with torch.no_grad():
             logits = alone(tokens(2, LENGTH))[0]
+            true = load_pretrained(checkpoint, torch.float64, progress=False)(tokens(2, LENGTH))[0]
         size = sum(x.numel() * x.element_size() for x in alone.state_dict().values())
         for result in ranks[2]:
-            part, read, kept = result["bytes"][checkpoint.name]
+            part, read, kept, wide = result["bytes"][checkpoint.name]
+            check(checkpoint.name, wide, true)
             torch.testing.assert_close(part, logits, rtol=1e-4, atol=1e-4)
             assert read == kept < 0.56 * size, checkpoint.name
 

@@ -179,8 +179,8 @@ class _DividedCrossEntropy(OpFunction):
     def backward(ctx: Any, dloss: Tensor):
         logits, nearest, classes, here, exps = ctx.saved_tensors
         dloss = dloss.contiguous()
-        # The op takes 1 from the probability of each row's class, also where that is not the target's: those it does
-        # not say are worked out here.
+        # The op subtracts 1 at each row's class. Where that class stands for a target of another rank, its gradient is
+        # computed here, without the 1.
         y = logits.gather(1, classes.unsqueeze(1))[:, 0].to(exps.dtype)
         z = layers.soft_cap(y, ctx.cap)
         slope = 1 if ctx.cap is None else 1 - (z / ctx.cap) ** 2

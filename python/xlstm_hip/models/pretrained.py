@@ -69,7 +69,7 @@ def save_pretrained(
     weight_mode: "single" or "fused"; default the model's. The official loader and transformers' own
     read single weights alone.
     A checkpoint that is in the folder stays whole until all of the new one is written, then it gives way to it; other
-    files stay. A model that is divided over ranks is saved by the first of them: all make the call.
+    files stay. A model that is divided over ranks is written by rank 0, while all ranks make the call.
     """
     if not isinstance(model, xLSTMLarge):
         raise TypeError(f"model: expected an xLSTMLarge, got {type(model).__name__}")

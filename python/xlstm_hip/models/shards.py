@@ -47,10 +47,6 @@ class Stored:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def rows(self) -> int:
-        return self.shape[0] if self.shape else 1
-
     def row_bytes(self, columns: tuple[int, int] | None = None) -> int:
         """Of a row, or of some columns of it."""
         width = math.prod(self.shape[1:]) if columns is None else columns[1] - columns[0]

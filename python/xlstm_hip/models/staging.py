@@ -57,7 +57,7 @@ class Staging:
         columns = targets[0].columns
         row_bytes = tensor.row_bytes(columns)
         width = tensor.shape[1:] if columns is None else (columns[1] - columns[0],)
-        for begin, end in _pieces(targets, _rows_at_once(row_bytes)):
+        for begin, end in _pieces(targets, max(self._buffer_bytes // max(row_bytes, 1), 1)):
             size = (end - begin) * row_bytes
             host = self._free()[:size].view(tensor.dtype).view(end - begin, *width)
             tensor.read_into(host, begin, columns)
