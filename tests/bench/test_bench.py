@@ -238,13 +238,13 @@ def test_what_would_end_the_process_is_not_tried(monkeypatch: pytest.MonkeyPatch
 
 def test_trials_of_peers_take_nothing_of_the_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def slow(*_: Any) -> dict[tuple[str, str], str]:
-        time.sleep(5)
+        time.sleep(9)
         return {}
 
     (plain,) = (x.prepare for x in operators.STEPS if x.name == "plain torch")
     with_step_implementations(monkeypatch, right=(XLSTM_HIP, plain))
     monkeypatch.setattr(runner, "lost_in_trials", slow)
-    results = run_steps(tmp_path, seconds=4.5)
+    results = run_steps(tmp_path, seconds=8)
     assert all("ms" in entry for point in results["points"] for entry in point["entries"])
 
 

@@ -212,7 +212,7 @@ class Run:
             late = late or left <= usual  # it would not end in time
             result = {"missing": LATE} if late else self.guarded(operator, point, share, progress.advance)
             measured[index] = facts | {"shape": point.cell.as_json()} | result
-            self.machine.clean_all()
+            self.machine.clean()
             self.results["points"] = before + [measured[n] for n in sorted(measured)]
             result_files.save(self.results, self.out)
 
