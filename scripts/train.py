@@ -149,9 +149,8 @@ def start_processes(settings: argparse.Namespace) -> torch.device:
         world, each = dist.get_world_size(), settings.context * settings.tensor
         groups, left = divmod(world, each)
         if left:
-            wrong = "--tensor" if settings.context == 1 else "--context"
-            times = "" if settings.tensor == 1 or settings.context == 1 else " times --tensor"
-            sys.exit(f"{wrong}{times}: expected a divisor of the {world} processes, got {each}")
+            names = " times ".join(f"--{name}" for name in ("context", "tensor") if getattr(settings, name) > 1)
+            sys.exit(f"{names}: expected a divisor of the {world} processes, got {each}")
         if settings.batch % groups:
             name = "processes" if each == 1 else "groups of processes"
             sys.exit(f"--batch: expected a multiple of the {groups} {name}, got {settings.batch}")

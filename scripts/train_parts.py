@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from xlstm_hip.distributed import ContextParallel, tensor_parallel
-from xlstm_hip.distributed.divided import own_span
+from xlstm_hip.distributed.divided import as_part_of, is_divided, own_span, whole
 from xlstm_hip.models import save_pretrained, xLSTMLarge
 from xlstm_hip.models.checkpoint import save_tensors
 from xlstm_hip.models.mapping import listed
@@ -159,19 +159,12 @@ def learning_rate(step: int, steps: int, warmup: int, highest: float) -> float:
 # ---- checkpoints
 
 
-def _full_tensor(x: Tensor) -> Tensor:
-    """Gathers a tensor that may be sharded over processes; all of them must call this."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
-
-
 def _like(full: Tensor, parameter: Tensor) -> Tensor:
     """The shard of a tensor that this process has of the parameter."""
     own: Any = full.to(parameter.device)
     spread: Any = parameter
-    if not hasattr(spread, "device_mesh"):
+    if not is_divided(parameter):
         return own
-    from torch.distributed.tensor import DTensor
-
     mesh = spread.device_mesh
     # FSDP, the first dimension of the mesh, divides what the last one leaves of a rank. torch's distribute_tensor does
     # not know all of these placements.
@@ -180,9 +173,7 @@ def _like(full: Tensor, parameter: Tensor) -> Tensor:
             of_dim = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[dim]]
             begin, end = own_span(own.shape[placement.dim], of_dim)
             own = own.narrow(placement.dim, begin, end - begin)
-    return DTensor.from_local(
-        own.contiguous(), mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
-    )
+    return as_part_of(parameter, own.contiguous())
 
 
 def save_checkpoint(
@@ -191,12 +182,10 @@ def save_checkpoint(
     """Saves the model in transformers' format, the optimizer's moments, and `progress` as JSON. They are written to a
     temporary folder and then renamed, so a checkpoint is always complete.
     """
-    weights = {name: _full_tensor(p).detach().cpu() for name, p in model.named_parameters()}
+    weights = {name: whole(p).detach().cpu() for name, p in model.named_parameters()}
     stepped = dict(model.named_parameters()) if optimizer.state else {}
     moments = {
-        f"{moment}.{name}": _full_tensor(optimizer.state[p][moment]).cpu()
-        for name, p in stepped.items()
-        for moment in MOMENTS
+        f"{moment}.{name}": whole(optimizer.state[p][moment]).cpu() for name, p in stepped.items() for moment in MOMENTS
     }
     if not dist.is_initialized() or dist.get_rank() == 0:
         unfinished = folder.with_name(folder.name + ".unfinished")
@@ -235,4 +224,4 @@ def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optim
 
 def gradient_norm(parameters: Iterable[nn.Parameter], most: float) -> float:
     """Clips the gradients together to a norm of `most`. Returns the norm before."""
-    return float(_full_tensor(nn.utils.clip_grad_norm_(list(parameters), most)))
+    return float(whole(nn.utils.clip_grad_norm_(list(parameters), most)))
