@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from harness.benchmark import Benchmark, Job, Session
+from harness.context_works import ATTENTION, ATTENTION_BACKWARD, OF_ATTENTION, WORKS, Task, work_of
 from harness.model_grid import shape
-from harness.ranks import ATTENTION, ATTENTION_BACKWARD, OF_ATTENTION, WORKS, Task, measure
+from harness.ranks import measure
 from pages.context_parallel import alone, draw, markdown
 from xlstm_hip.bench.contest import Advance
 from xlstm_hip.bench.timing import Pace, spread
@@ -32,7 +33,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of a sum of squares, 
 
 
 def run(session: Session, task: Task, advance: Advance) -> dict[str, Any]:
-    found = measure(task)
+    rounds = QUICK_ROUNDS if session.quick else ROUNDS
+    found = measure(task.ranks, task.device, rounds, work_of, task)
     row = {
         "work": task.work,
         "tokens": task.tokens,
@@ -57,13 +59,12 @@ def plan(session: Session) -> list[Job]:
         "shape": args.shape,
     }
     results["rows"] = []
-    rounds = QUICK_ROUNDS if args.quick else ROUNDS
     return [
         Job(f"{work}, {tokens} tokens, {ranks} ranks", partial(run, session, task), results["rows"].append)
         for work in args.works
         for tokens in (n // OF_ATTENTION if work in (ATTENTION, ATTENTION_BACKWARD) else n for n in args.tokens)
         for ranks in sorted(set(args.ranks))
-        for task in [Task(work, tokens, ranks, args.device, dtype, tuple(args.heads), args.shape, rounds)]
+        for task in [Task(work, tokens, ranks, args.device, dtype, tuple(args.heads), args.shape)]
     ]
 
 

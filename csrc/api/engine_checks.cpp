@@ -68,7 +68,11 @@ void check_decode(const xlstm_decode& p, bool on_host) {
   not_negative("gate_cap", p.gate_cap);
   not_negative("output_cap", p.output_cap);
   is_gate(p.gate, p.normalize);
-  if (!p.tokens || !p.block || !p.out) invalid("tokens, block, out: expected data, got NULL");
+  in_range("part", p.part, XLSTM_DECODE_ALL, XLSTM_DECODE_HEAD);
+  const bool all = p.part == XLSTM_DECODE_ALL;
+  if (!all) in_range("blocks of a part", p.blocks, 1, 1);
+  if (!(all ? p.tokens != nullptr : p.x != nullptr) || !p.block || !p.out)
+    invalid(all ? "tokens, block, out: expected data, got NULL" : "x, block, out: expected data, got NULL");
   check({"embedding"}, p.embedding, true);
   const int64_t keys = p.heads * p.dqk, values = p.heads * p.dhv;
   for (int64_t n = 0; n < p.blocks; ++n) {
@@ -90,7 +94,7 @@ void check_decode(const xlstm_decode& p, bool on_host) {
   }
   if (p.out_norm.weight.data) check({"out_norm"}, p.out_norm);
   if (p.head.data) check({"head"}, p.head, p.head.rows, p.dim);
-  for (int64_t b = 0; on_host && b < p.batch; ++b) in_range("tokens", p.tokens[b], 0, p.vocab - 1);
+  for (int64_t b = 0; all && on_host && b < p.batch; ++b) in_range("tokens", p.tokens[b], 0, p.vocab - 1);
 }
 
 void check_linear_forward(const xlstm_linear_forward& p, bool on_host) {

@@ -33,11 +33,11 @@ constexpr int kGemvBatch = 4;
 
 // Whether CDNA's megakernel may take a call, whatever its tensors. Memory for it does not depend on the schedule.
 bool may_persist(const xlstm_decode& p, const Chip& chip) {
-  return chip.family == Family::cdna && p.batch == 1 && p.head.data;
+  return p.part == XLSTM_DECODE_ALL && chip.family == Family::cdna && p.batch == 1 && p.head.data;
 }
 
 int64_t mailbox_floats(const xlstm_decode& p, const Chip& chip) {
-  if (!may_persist(p, chip) && (!chip.hopper || p.batch > kMegakernelRows)) return 0;
+  if (!may_persist(p, chip) && (p.part != XLSTM_DECODE_ALL || !chip.hopper || p.batch > kMegakernelRows)) return 0;
   return mailboxes_of(p.batch, p.dim, p.heads, p.dqk, p.dhv, p.ffn).floats(p.blocks);
 }
 
@@ -110,7 +110,9 @@ int64_t arrivals(const xlstm_decode& p, const ProductBytes& most, const Chip& ch
 }
 
 struct Memory {
-  float *x, *q, *k, *v, *o, *i, *f, *h, *up, *normed;
+  float* x;
+  float* sum;  // to which products are added
+  float *q, *k, *v, *o, *i, *f, *h, *up, *normed;
   float* mailboxes;  // of the megakernel
   int64_t arrived_count;
   uint32_t* arrived;
@@ -120,7 +122,9 @@ struct Memory {
 
   Memory(Arena& arena, const xlstm_decode& p, const Chip& chip, size_t step_bytes) {
     const int64_t B = p.batch, keys = p.heads * p.dqk, values = p.heads * p.dhv;
-    x = arena.take<float>(B * p.dim);
+    const bool all = p.part == XLSTM_DECODE_ALL;
+    x = all ? arena.take<float>(B * p.dim) : const_cast<float*>(p.x);
+    sum = all ? x : p.out;
     q = arena.take<float>(B * keys), k = arena.take<float>(B * keys);
     v = arena.take<float>(B * values), o = arena.take<float>(B * values), h = arena.take<float>(B * values);
     i = arena.take<float>(B * p.heads), f = arena.take<float>(B * p.heads);
@@ -417,13 +421,13 @@ BlockGemms gemms_of(const xlstm_decode& p, const xlstm_decode_block& block, cons
   of.projections.cap = float(p.gate_cap);
   of.projections.keep = p.keep;
   add_norm(of.projections, block.norm_mlstm);
-  add_linear(of.output, block.out, at.x);
+  add_linear(of.output, block.out, at.sum);
   of.output.output = Output::add;
   add_linear(of.up, block.gate, at.up);
   add_linear(of.up, block.up, at.up);
   of.up.output = Output::swiglu;
   add_norm(of.up, block.norm_ffn);
-  add_linear(of.down, block.down, at.x);
+  add_linear(of.down, block.down, at.sum);
   of.down.output = Output::add;
   return of;
 }
@@ -439,6 +443,7 @@ GemmParams head_of(const xlstm_decode& p, const Memory& at) {
 
 void run_embed(const EmbedParams& p, Stream stream) {
   const int64_t threads = std::max({p.batch * p.dim, ceil_div(p.mailbox_floats, 4), p.arrived_count});
+  if (threads == 0) return;
   launch("decode embedding", embed_kernel<0>, {ceil_div(threads, kEngineThreads), kEngineThreads, 0}, stream, p);
 }
 
@@ -614,20 +619,27 @@ void decode_step(const xlstm_decode& p, const Chip& chip, void* workspace, void*
   table.table = {p.embedding.data, p.embedding.dtype};
   table.x = at.x;
   table.arrived = at.arrived, table.arrived_count = at.arrived_count;
+  const bool all = p.part == XLSTM_DECODE_ALL;
   if constexpr (kHasHopperKernels)
-    if (run_megakernel(p, table, at, chip, stream)) return;
+    if (all && run_megakernel(p, table, at, chip, stream)) return;
   if (run_megakernel_cdna(p, table, at, chip, stream)) return;
+  if (!all) table.batch = 0;  // leaves the counters
   run_embed(table, stream);
   for (int64_t n = 0; n < p.blocks; ++n) {
     const xlstm_decode_block& block = p.block[n];
     BlockGemms of = gemms_of(p, block, at);
-    run_normed<Output::store>("decode projections", p, block.norm_mlstm, of.projections, at, chip, stream);
-    run_heads(p, block, at, chip, stream);
-    of.output.x = at.normed;
-    run<Input::plain, Output::add>("decode output", of.output, chip, stream);
-    run_normed<Output::swiglu>("decode up", p, block.norm_ffn, of.up, at, chip, stream);
-    run<Input::plain, Output::add>("decode down", of.down, chip, stream);
+    if (all || p.part == XLSTM_DECODE_MLSTM) {
+      run_normed<Output::store>("decode projections", p, block.norm_mlstm, of.projections, at, chip, stream);
+      run_heads(p, block, at, chip, stream);
+      of.output.x = at.normed;
+      run<Input::plain, Output::add>("decode output", of.output, chip, stream);
+    }
+    if (all || p.part == XLSTM_DECODE_FFN) {
+      run_normed<Output::swiglu>("decode up", p, block.norm_ffn, of.up, at, chip, stream);
+      run<Input::plain, Output::add>("decode down", of.down, chip, stream);
+    }
   }
+  if (!all && p.part != XLSTM_DECODE_HEAD) return;
   if (p.head.data) {
     run_normed<Output::store>("decode head", p, p.out_norm, head_of(p, at), at, chip, stream);
   } else if (p.out_norm.weight.data) {

@@ -407,9 +407,18 @@ typedef struct xlstm_decode_block {
   float *c, *n, *m; /* (B, NH, DHQK, DHHV), (B, NH, DHQK), (B, NH): read and overwritten */
 } xlstm_decode_block;
 
+/* Half of a block, or the head, of a model that is divided over devices: each has some of the heads, the features of
+ * the feed-forward and the vocabulary, and sums of `out` over devices are the caller's. */
+typedef enum xlstm_decode_part {
+  XLSTM_DECODE_ALL = 0,
+  XLSTM_DECODE_MLSTM = 1, /* out (B, dim) += the mLSTM layer of the norm of x */
+  XLSTM_DECODE_FFN = 2,   /* out (B, dim) += the feed-forward of the norm of x */
+  XLSTM_DECODE_HEAD = 3   /* out = the head of the norm of x */
+} xlstm_decode_part;
+
 typedef struct xlstm_decode {
   int64_t batch, dim, heads, dqk, dhv, ffn, vocab, blocks;
-  const int64_t* tokens;  /* (B) */
+  const int64_t* tokens;  /* (B); not read by a part */
   const uint8_t* keep;    /* (B) 0 for a row whose states do not change, or NULL */
   xlstm_vector embedding; /* (vocab, dim) */
   const xlstm_decode_block* block;
@@ -420,6 +429,8 @@ typedef struct xlstm_decode {
   double norm_eps, eps;        /* of the norms, and of the mLSTM */
   double gate_cap, output_cap; /* 0: none */
   float* out;                  /* (B, head.rows), or (B, dim) without a head */
+  xlstm_decode_part part;      /* of a model of one block */
+  const float* x;              /* (B, dim) of a part, which may be `out`; NULL for all */
 } xlstm_decode;
 
 XLSTM_API size_t xlstm_decode_workspace(const xlstm_decode*, int32_t threads);

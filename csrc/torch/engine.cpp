@@ -144,18 +144,15 @@ xlstm_decode_block block_of(Weights& weights, const xlstm_decode& p, const std::
   return b;
 }
 
-void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor& keep,
-                  const std::vector<Tensor>& tensors, const Tensor& weight_index, const std::vector<Tensor>& states,
-                  int64_t heads, double norm_eps, double eps, double gate_cap, double output_cap) {
-  STD_TORCH_CHECK(tokens.dim() == 1 && tokens.scalar_type() == ScalarType::Long && tokens.is_contiguous(),
-                  "tokens: expected a contiguous int64 vector");
-  Weights weights(tensors, weight_index, tokens);
-  xlstm_decode p{};
-  p.batch = tokens.size(0);
-  p.tokens = static_cast<const int64_t*>(tokens.data_ptr());
+// Decodes from `first`, tokens (B) or the x (B, D) of a part.
+void decode(xlstm_decode p, const Tensor& out, const Tensor& first, const OptionalTensor& keep,
+            const std::vector<Tensor>& tensors, const Tensor& weight_index, const std::vector<Tensor>& states,
+            int64_t heads, double norm_eps, double eps, double gate_cap, double output_cap) {
+  Weights weights(tensors, weight_index, first);
+  p.batch = first.size(0);
   if (keep) {
     check_shape("keep", *keep, {p.batch});
-    check_device("keep", *keep, tokens);
+    check_device("keep", *keep, first);
     STD_TORCH_CHECK(keep->scalar_type() == ScalarType::Bool && keep->is_contiguous(),
                     "keep: expected a contiguous bool vector");
     p.keep = static_cast<const uint8_t*>(keep->data_ptr());
@@ -174,7 +171,7 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   p.vocab = embedding.size(0);
   p.dim = embedding.size(1);
   std::vector<xlstm_decode_block> blocks;
-  for (int64_t n = 0; n < p.blocks; ++n) blocks.push_back(block_of(weights, p, states, n, tokens));
+  for (int64_t n = 0; n < p.blocks; ++n) blocks.push_back(block_of(weights, p, states, n, first));
   p.ffn = blocks[0].gate.rows;
   p.block = blocks.data();
   p.embedding = weights.vector("embedding", p.vocab * p.dim);
@@ -186,9 +183,32 @@ void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor&
   p.eps = eps;
   p.gate_cap = gate_cap;
   p.output_cap = output_cap;
-  p.out = floats("out", out, tokens, {p.batch, p.head.data ? p.head.rows : p.dim});
+  const bool adds = p.part == XLSTM_DECODE_MLSTM || p.part == XLSTM_DECODE_FFN;
+  p.out = floats("out", out, first, {p.batch, p.head.data && !adds ? p.head.rows : p.dim});
+  if (p.part != XLSTM_DECODE_ALL) p.x = floats("x", first, first, {p.batch, p.dim});
   constexpr Call<xlstm_decode> kDecode = {xlstm_decode_step, xlstm_gpu_decode_step};
-  run(tokens, p, kDecode);
+  run(first, p, kDecode);
+}
+
+void decode_step_(const Tensor& out, const Tensor& tokens, const OptionalTensor& keep,
+                  const std::vector<Tensor>& tensors, const Tensor& weight_index, const std::vector<Tensor>& states,
+                  int64_t heads, double norm_eps, double eps, double gate_cap, double output_cap) {
+  STD_TORCH_CHECK(tokens.dim() == 1 && tokens.scalar_type() == ScalarType::Long && tokens.is_contiguous(),
+                  "tokens: expected a contiguous int64 vector");
+  xlstm_decode p{};
+  p.tokens = static_cast<const int64_t*>(tokens.data_ptr());
+  decode(p, out, tokens, keep, tensors, weight_index, states, heads, norm_eps, eps, gate_cap, output_cap);
+}
+
+void decode_part_(const Tensor& out, const Tensor& x, const OptionalTensor& keep, const std::vector<Tensor>& tensors,
+                  const Tensor& weight_index, const std::vector<Tensor>& states, int64_t part, int64_t heads,
+                  double norm_eps, double eps, double gate_cap, double output_cap) {
+  STD_TORCH_CHECK(x.dim() == 2, "x: expected a matrix (B, D)");
+  STD_TORCH_CHECK(part >= XLSTM_DECODE_MLSTM && part <= XLSTM_DECODE_HEAD, "part: expected ",
+                  int(XLSTM_DECODE_MLSTM), " to ", int(XLSTM_DECODE_HEAD), ", got ", part);
+  xlstm_decode p{};
+  p.part = static_cast<xlstm_decode_part>(part);
+  decode(p, out, x, keep, tensors, weight_index, states, heads, norm_eps, eps, gate_cap, output_cap);
 }
 
 template <class T>
@@ -228,6 +248,7 @@ void draw_tokens_(const Tensor& tokens, const Tensor& logits, const OptionalTens
 
 void implement(Library& m) {
   m.impl("decode_step_", TORCH_BOX(&decode_step_));
+  m.impl("decode_part_", TORCH_BOX(&decode_part_));
   m.impl("draw_tokens_", TORCH_BOX(&draw_tokens_));
 }
 

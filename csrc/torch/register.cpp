@@ -16,7 +16,8 @@
 // Decode: one token of each row, tokens (B), through a model. `weight_index` holds the index in `weights` of each of
 // the model's tensors, or -1 where it is absent: 46 numbers for each block, then 7, in the order of
 // csrc/torch/engine.cpp. `states` are c, n, m of each block. out (B, V), or (B, D) without a head. A cap of 0 means
-// none.
+// none. A part, of a model divided over devices, reads x (B, D) and takes the weights and states of one block: 1 adds
+// its mLSTM layer to out (B, D), 2 its feed-forward; 3 is the head. out may be x.
 //
 // Quantised layers: x (..., D), y (..., rows of weight); weight (rows, bytes), scales and offsets (rows, groups), as
 // models/quantize.py stores them. takes: whether there is a kernel for the call on x's device.
@@ -113,6 +114,9 @@ XLSTM_OPS_DEF(m) {
   m.def(
       "decode_step_(Tensor(a!) out, Tensor tokens, Tensor? keep, Tensor[] weights, Tensor weight_index, "
       "Tensor(b!)[] states, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
+  m.def(
+      "decode_part_(Tensor(a!) out, Tensor x, Tensor? keep, Tensor[] weights, Tensor weight_index, "
+      "Tensor(b!)[] states, int part, int heads, float norm_eps, float eps, float gate_cap, float output_cap) -> ()");
   m.def("quantized_linear(Tensor x, Tensor weight, Tensor scales, Tensor? offsets=None, Tensor? bias=None) -> Tensor");
   m.def(
       "quantized_linear_takes(Tensor x, Tensor weight, Tensor scales, Tensor? offsets=None, Tensor? bias=None) "

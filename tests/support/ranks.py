@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of torch.distributed as processes on this machine, by gloo."""
+"""Ranks of torch.distributed as processes on this machine, by gloo, or by NCCL or RCCL with a GPU each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch.multiprocessing as mp
 LIMIT = 120  # seconds
 
 
-def run_ranks(folder: Path, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(folder: Path, size: int, function: Callable[..., Any], *arguments: Any, device: str = "cpu") -> list[Any]:
     """What function(*arguments) returns on each of so many ranks; a string if it raised: the traceback."""
     folder.mkdir(parents=True, exist_ok=True)
     context = mp.get_context("spawn")
     ranks = [
-        context.Process(target=_rank, args=(folder, rank, size, function, arguments), daemon=True)
+        context.Process(target=_rank, args=(folder, rank, size, function, arguments, device), daemon=True)
         for rank in range(size)
     ]
     for process in ranks:
@@ -38,10 +38,16 @@ def run_ranks(folder: Path, size: int, function: Callable[..., Any], *arguments:
     ]
 
 
-def _rank(folder: Path, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _rank(
+    folder: Path, rank: int, size: int, function: Callable[..., Any], arguments: tuple[Any, ...], device: str
+) -> None:
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=LIMIT / 2)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=limit)
+    backend = "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        backend = "nccl"
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=limit)
     try:
         result = function(*arguments)
     except Exception:

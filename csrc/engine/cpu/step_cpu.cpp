@@ -68,10 +68,15 @@ struct Worker {
   const DecodeCpuPlan& plan;
   const Memory& at;
   Crew crew;
+  float* sum;  // to which products are added: rows of sum_stride
+  int64_t sum_stride;
   float *input, *weight, *bias, *y, *y2, *product_scratch, *head;
 
   Worker(const xlstm_decode& params, const DecodeCpuPlan& cut, const Memory& memory, int32_t worker)
       : p(params), plan(cut), at(memory), crew(memory.counters, cut.workers) {
+    const bool all = p.part == XLSTM_DECODE_ALL;
+    sum = all ? at.x : p.out;
+    sum_stride = all ? at.dim : p.dim;
     input = memory.worker_scratch + worker * memory.worker_floats;
     weight = input + p.batch * memory.inner;
     bias = weight + memory.inner;
@@ -118,18 +123,22 @@ struct Worker {
                int64_t to_stride) {
     multiply({w, begin, end, from, from_stride, p.batch, at.digits, to, to_stride, product_scratch});
   }
-  // x += W from.
+  // sum += W from.
   void add_product(const xlstm_linear& w, int64_t begin, int64_t end, const float* from, int64_t from_stride) {
     const int64_t rows = end - begin;
     product(w, begin, end, from, from_stride, y, rows);
     for (int64_t b = 0; b < p.batch; ++b)
-      for (int64_t r = 0; r < rows; ++r) at.x[b * at.dim + begin + r] += y[b * rows + r];
+      for (int64_t r = 0; r < rows; ++r) sum[b * sum_stride + begin + r] += y[b * rows + r];
   }
 
-  void embed() {
+  // x of the tokens, or of a part.
+  void begin() {
     crew.part(p.batch, [&](int64_t b) {
       float* x = at.x + b * at.dim;
-      load_row(x, p.embedding.data, p.embedding.dtype, p.tokens[b] * p.dim, p.dim);
+      if (p.part == XLSTM_DECODE_ALL)
+        load_row(x, p.embedding.data, p.embedding.dtype, p.tokens[b] * p.dim, p.dim);
+      else
+        memcpy(x, p.x + b * p.dim, size_t(p.dim) * sizeof(float));
       for (int64_t j = p.dim; j < at.dim; ++j) x[j] = 0;
       for (int64_t j = p.ffn; j < at.ffn; ++j) at.up[b * at.ffn + j] = 0;
     });
@@ -260,16 +269,21 @@ struct Worker {
   }
 
   void step() {
-    embed();
+    begin();
+    const bool all = p.part == XLSTM_DECODE_ALL;
     for (int64_t number = 0; number < p.blocks; ++number) {
       const xlstm_decode_block& block = p.block[number];
-      projections(block);
-      mlstm(block);
-      output(block);
-      up(block);
-      down(block);
+      if (all || p.part == XLSTM_DECODE_MLSTM) {
+        projections(block);
+        mlstm(block);
+        output(block);
+      }
+      if (all || p.part == XLSTM_DECODE_FFN) {
+        up(block);
+        down(block);
+      }
     }
-    logits();
+    if (all || p.part == XLSTM_DECODE_HEAD) logits();
   }
 };
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._core import checks
 from .._core.ops import OpFunction, first_order
 from ..attention import flash_attn_func
-from .collectives import exchanged, gathered, own_of_sum
+from .collectives import Exchange, exchanged, gathered, own_of_sum
 from .context import ContextParallel, context_of
 
 BLOCK = 64  # queries are moved in multiples of so many
@@ -72,10 +72,12 @@ def context_parallel_attention(
         rows = moved[:, begin : begin + m.end - m.begin]
         outs.append(flash_attn_func(rows, keys[:, : m.end], values[:, : m.end], **options))
         begin += m.end - m.begin
-    back = _Moved.apply(context, of, to, torch.cat(outs, 1), q, k, v)
+    # Those who sent rows compute their own meanwhile, in the backward pass, too.
+    exchange = Exchange(context.group)
+    edge = _Sent.apply(exchange, of, to, torch.cat(outs, 1), q, k, v)
     last = context.begin + stay
     own = [flash_attn_func(q[:, :stay], keys[:, :last], values[:, :last], **options)] if stay else []
-    return torch.cat([*own, back], 1)
+    return torch.cat([*own, _Received.apply(exchange, of, to, edge)], 1)
 
 
 class Move(NamedTuple):
@@ -129,6 +131,35 @@ class _Moved(OpFunction):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         own = exchanged(gradient.transpose(0, 1), ctx.of, ctx.to, ctx.context.group).transpose(0, 1)
         return None, None, None, own, *(None,) * 3
+
+
+class _Sent(OpFunction):
+    """As _Moved, in the background until _Received. Backward starts there and ends here. What it returns has no values:
+    it is autograd's edge to _Received."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, to: list[int], of: list[int], x: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.exchange = exchange
+        exchange.start(x.transpose(0, 1), to, of)
+        return x.new_empty(0)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, edge: Tensor) -> Any:
+        return None, None, None, ctx.exchange.wait().transpose(0, 1), *(None,) * 3
+
+
+class _Received(OpFunction):
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, to: list[int], of: list[int], edge: Tensor) -> Tensor:
+        ctx.exchange, ctx.to, ctx.of = exchange, to, of
+        return exchange.wait().transpose(0, 1)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.exchange.start(gradient.transpose(0, 1), ctx.of, ctx.to)
+        return None, None, None, gradient.new_empty(0)
 
 
 class _Gathered(OpFunction):

@@ -35,6 +35,23 @@ def exchanged(x: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup)
     return received
 
 
+class Exchange:
+    """exchanged(), while the rank goes on between `start` and `wait`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def start(self, x: Tensor, to: list[int], of: list[int]) -> None:
+        self._sent, self._received = x.contiguous(), x.new_empty(sum(of), *x.shape[1:])
+        self._work = dist.all_to_all_single(self._received, self._sent, of, to, group=self._group, async_op=True)
+
+    def wait(self) -> Tensor:
+        self._work.wait()
+        received = self._received
+        del self._sent, self._received, self._work
+        return received
+
+
 def sum_of(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     whole = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(whole, group=group)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import layers
-from .._core.ops import OPS, OpFunction
-from .collectives import gathered, sum_of
+from .._core.ops import OPS, OpFunction, first_order
+from .collectives import gathered, own_of_sum, sum_of
 
 
 def own_span(size: int, mesh: Any, unit: int = 1) -> tuple[int, int]:
@@ -82,6 +82,23 @@ def is_divided(x: Tensor | None) -> bool:
     return x is not None and type(x) not in (Tensor, nn.Parameter) and hasattr(x, "device_mesh")
 
 
+def note_hooks(model: nn.Module) -> None:
+    """The hooks that modules have now are those of tensor_parallel."""
+    for module in model.modules():
+        module.tensor_parallel_hooks = frozenset((*module._forward_hooks, *module._forward_pre_hooks))  # type: ignore
+
+
+def hooks_of_ranks(module: nn.Module) -> frozenset[int]:
+    """The ids of a module's hooks that tensor_parallel registered."""
+    return module.__dict__.get("tensor_parallel_hooks", frozenset())
+
+
+def mesh_of(embedding: nn.Module) -> Any:
+    """The mesh over which tensor_parallel has divided the model of an embedding; None if it has not."""
+    weight: Any = embedding.weight
+    return weight.device_mesh if "tensor_parallel_hooks" in embedding.__dict__ and is_divided(weight) else None
+
+
 def is_of_some_tokens(norm: Any) -> bool:
     """Whether a rank gives a norm of all features only a part of the tokens: sequence_parallel."""
     return getattr(norm, "of_some_tokens", False)
@@ -89,27 +106,105 @@ def is_of_some_tokens(norm: Any) -> bool:
 
 def own_weights(norm: Any) -> tuple[Tensor | None, Tensor | None]:
     """Weight and bias of a norm, as this rank needs them."""
-    weight, bias = norm.weight, norm.bias
-    if not is_divided(weight) and not is_divided(bias):
-        return weight, bias
-    take = _SummedGradient.apply if is_of_some_tokens(norm) else own
-    return tuple(take(x) if is_divided(x) else x for x in (weight, bias))  # type: ignore[return-value]
+    some_tokens = is_of_some_tokens(norm)
+    return own_with_gradient(norm.weight, some_tokens), own_with_gradient(norm.bias, some_tokens)
 
 
-class _SummedGradient(torch.autograd.Function):
-    """Weights that every rank has, for a part of the tokens: the gradient is the sum over ranks."""
+def own_with_gradient(x: Any, of_some_tokens: bool = False) -> Any:
+    """This rank's part of a weight, whose gradient is that of the weight. of_some_tokens: each rank has the whole of it
+    for a part of the tokens, and its gradient is the sum over ranks."""
+    return _Own.apply(x, of_some_tokens) if is_divided(x) else x
 
+
+class _Own(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any) -> Tensor:
-        ctx.mesh, ctx.placements = x.device_mesh, x.placements
+    def forward(ctx: Any, x: Any, of_some_tokens: bool) -> Tensor:
+        ctx.like, ctx.of_some_tokens = (x.device_mesh, x.placements, x.shape, x.stride()), of_some_tokens
         return x._local_tensor.view_as(x._local_tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         from torch.distributed.tensor import DTensor
 
-        total = sum_of(gradient, ctx.mesh.get_group())
-        return DTensor.from_local(total, ctx.mesh, ctx.placements, run_check=False)
+        mesh, placements, shape, stride = ctx.like
+        if ctx.of_some_tokens:
+            gradient = sum_of(gradient, mesh.get_group())
+        return DTensor.from_local(gradient, mesh, placements, run_check=False, shape=shape, stride=stride), None
+
+
+class LayerRanks:
+    """The ranks that each have some of a layer's heads or features, between its first products and its last.
+
+    of_tokens  outside of the layer a rank has a part of the tokens: sequence_parallel
+    """
+
+    def __init__(self, mesh: Any, of_tokens: bool) -> None:
+        self.mesh, self.of_tokens = mesh, of_tokens
+
+    def enter(self, x: Tensor) -> Tensor:
+        """x (B, S, D) of all tokens. Its gradient is the sum over ranks."""
+        return (_GatheredTokens if self.of_tokens else _SummedGradient).apply(x, self.mesh.get_group())
+
+    def leave(self, y: Tensor, bias: Any) -> Tensor:
+        """The sum over ranks of y (B, S, D), and bias."""
+        y = (_SumOfTokens if self.of_tokens else _Sum).apply(y, self.mesh.get_group())
+        return y if bias is None else y + own_with_gradient(bias, self.of_tokens).to(y.dtype)
+
+
+class _SummedGradient(OpFunction):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return sum_of(gradient, ctx.group), None
+
+
+class _Sum(OpFunction):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return sum_of(y, group)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+class _GatheredTokens(OpFunction):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_tokens(x, group)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _own_tokens_of_sum(gradient, ctx.group), None
+
+
+class _SumOfTokens(OpFunction):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _own_tokens_of_sum(y, group)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _all_tokens(gradient, ctx.group), None
+
+
+def _all_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(B, S, D) of each rank -> (B, ranks S, D)"""
+    return gathered(x, group).transpose(0, 1).flatten(1, 2)
+
+
+def _own_tokens_of_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return own_of_sum(x.unflatten(1, (dist.get_world_size(group), -1)).transpose(0, 1), group)
 
 
 def whole(x: Any) -> Tensor:

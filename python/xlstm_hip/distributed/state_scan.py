@@ -8,7 +8,7 @@ gathered from all ranks, once for all heads, and each rank folds those of the ra
 the gradient of what it gave, by one reduce-scatter.
 
 Own C is one matrix product over the part's tokens: K^T diag(w) V, with w = e^(a - m), a_t the input gate and the forget
-gates behind t. It is computed in float32 (float64 for float64), by pieces, so that no wide copy of a part is made.
+gates behind t. Sums are float32 (float64 for float64), and products go by pieces, so that no copy of a part is made.
 """
 
 from __future__ import annotations
@@ -63,27 +63,45 @@ class WeightedSums(OpFunction):
     def forward(ctx: Any, k: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(k, v, w)
         batch, heads, _, dqk = k.shape
-        c, n = w.new_zeros(batch, heads, dqk, v.shape[-1]), w.new_zeros(batch, heads, dqk)
+        c, n = w.new_zeros(batch * heads, dqk, v.shape[-1]), w.new_zeros(batch, heads, dqk)
+        operand = _operand_dtype(k, w)
         with torch.autocast(k.device.type, enabled=False):
             for some in _pieces(k):
-                weighted = k[:, :, some].to(w.dtype) * w[:, :, some, None]
-                c += weighted.mT @ v[:, :, some].to(w.dtype)
-                n += weighted.sum(2)
-        return c, n
+                weighted = _scaled(k[:, :, some], w[:, :, some], operand)
+                c += _wide_product(weighted.flatten(0, 1).mT, v[:, :, some].to(operand).flatten(0, 1), w.dtype)
+                n += weighted.sum(2, dtype=w.dtype)
+        return c.unflatten(0, (batch, heads)), n
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dc: Tensor, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         k, v, w = ctx.saved_tensors
         dk, dv, dw = torch.empty_like(k), torch.empty_like(v), torch.empty_like(w)
+        operand = _operand_dtype(k, w)
+        dc, dn = dc.to(operand), dn.to(operand)
         with torch.autocast(k.device.type, enabled=False):
             for some in _pieces(k):
-                wide_k, of_token = k[:, :, some].to(w.dtype), w[:, :, some, None]
-                to_k = (v[:, :, some].to(w.dtype) @ dc.mT).add_(dn[:, :, None])
-                dw[:, :, some] = torch.linalg.vecdot(wide_k, to_k)
-                torch.mul(to_k, of_token, out=dk[:, :, some])
-                torch.mul(wide_k @ dc, of_token, out=dv[:, :, some])
+                own_k, of_token = k[:, :, some].to(operand), w[:, :, some]
+                to_k = (v[:, :, some].to(operand) @ dc.mT).add_(dn[:, :, None])
+                torch.sum(own_k * to_k, -1, dtype=w.dtype, out=dw[:, :, some])
+                torch.mul(to_k, of_token[..., None], out=dk[:, :, some])
+                dv[:, :, some] = _scaled(own_k, of_token, operand) @ dc
         return dk, dv, dw
+
+
+def _operand_dtype(k: Tensor, w: Tensor) -> torch.dtype:
+    """In which the products multiply: 16 bits where torch has products of them with wide sums, as the kernels do."""
+    narrow = k.dtype in (torch.bfloat16, torch.float16)
+    return k.dtype if narrow and k.is_cuda and torch.version.hip is None else w.dtype
+
+
+def _scaled(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
+    """diag(w) x, rounded once."""
+    return torch.mul(x, w[..., None], out=torch.empty(x.shape, dtype=dtype, device=x.device))
+
+
+def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.bmm(a, b) if a.dtype == dtype else torch.bmm(a, b, out_dtype=dtype)
 
 
 def _pieces(x: Tensor) -> list[slice]:

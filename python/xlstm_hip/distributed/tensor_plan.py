@@ -20,13 +20,12 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
 
 from .._core.checks import one_of
-from .divided import Part, own_span
+from .divided import LayerRanks, Part, note_hooks, own_span
 
 Model = TypeVar("Model", bound=nn.Module)
 OF_TOKENS = Shard(1)  # of activations (B, S, D)
@@ -38,22 +37,45 @@ def is_quantized(module: nn.Module) -> bool:
     return hasattr(module, "qweight")
 
 
-class ByRows(ColwiseParallel):
-    """A linear layer of whose outputs each rank has some. torch calls it by the columns of the weight's transpose.
+class ByRows(ParallelStyle):
+    """A linear layer of a divided layer, of whose outputs each rank has some: its rows.
 
     whole_groups  divides quantised weights by groups of outputs, which are the columns of another layer
     """
 
-    def __init__(self, whole_groups: bool = False, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, whole_groups: bool = False) -> None:
+        super().__init__()
         self.whole_groups = whole_groups
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        if not is_quantized(module):
+            return _with_weights(module, device_mesh, {"weight": Shard(0), "bias": Shard(0)})
+        unit = module.scheme.group_size if self.whole_groups else 1
+        _keep_part(module, Part(own_span(module.out_features, device_mesh, unit)))
+        return module
+
+
+class ByColumns(ParallelStyle):
+    """One of whose inputs each rank has some: its columns. The layer around it sums its outputs over ranks."""
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        if not is_quantized(module):
+            return _with_weights(module, device_mesh, {"weight": Shard(1), "bias": Replicate()})
+        columns = own_span(module.in_features, device_mesh, module.scheme.group_size)
+        _keep_part(module, Part((0, module.out_features), columns))
+        if device_mesh.get_local_rank() != 0:
+            module.bias = None  # added once
+        return module
+
+
+class DividedHead(ColwiseParallel):
+    """The last layer, which is called by itself: its logits are a DTensor, or whole on every rank."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         if not is_quantized(module):
             return super()._apply(module, device_mesh)
         full = module.out_features
-        rows = own_span(full, device_mesh, module.scheme.group_size if self.whole_groups else 1)
-        _keep_part(module, Part(rows))
+        _keep_part(module, Part(own_span(full, device_mesh)))
 
         def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
             x = inputs[0]
@@ -62,33 +84,25 @@ class ByRows(ColwiseParallel):
             return x.to_local(grad_placements=[Partial()])
 
         def after(_: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-            if self.use_local_output:
-                return y
             shape = torch.Size((*y.shape[:-1], full))
             stride = torch.empty(shape, device="meta").stride()
-            return DTensor.from_local(y, device_mesh, [Shard(-1)], run_check=False, shape=shape, stride=stride)
+            logits = DTensor.from_local(y, device_mesh, [Shard(-1)], run_check=False, shape=shape, stride=stride)
+            return logits.full_tensor() if self.use_local_output else logits
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
         return module
 
 
-class ByColumns(RowwiseParallel):
-    """A linear layer of whose inputs each rank has some: its outputs are summed over ranks."""
+class DividedLayer(ParallelStyle):
+    """The mLSTM layer or the feed-forward of a block, whose products are divided by rows, then by columns."""
+
+    def __init__(self, of_tokens: bool) -> None:
+        super().__init__()
+        self.of_tokens = of_tokens
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
-        if not is_quantized(module):
-            return super()._apply(module, device_mesh)
-        columns = own_span(module.in_features, device_mesh, module.scheme.group_size)
-        _keep_part(module, Part((0, module.out_features), columns))
-        if device_mesh.get_local_rank() != 0:
-            module.bias = None  # added once
-
-        def after(_: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-            total = DTensor.from_local(y, device_mesh, [Partial()], run_check=False)
-            return total.redistribute(placements=[Replicate()]).to_local()
-
-        module.register_forward_hook(after)
+        module.ranks = LayerRanks(device_mesh, self.of_tokens)
         return module
 
 
@@ -98,7 +112,7 @@ class DividedNorm(ParallelStyle):
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         for name in ("num_heads", "num_features"):
             setattr(module, name, getattr(module, name) // device_mesh.size())
-        return _with_weights(module, device_mesh, Shard(0))
+        return _with_weights(module, device_mesh, {"weight": Shard(0), "bias": Shard(0)})
 
 
 class WholeNorm(ParallelStyle):
@@ -113,13 +127,13 @@ class WholeNorm(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         module.of_some_tokens = self.of_some_tokens
-        return _with_weights(module, device_mesh, Replicate())
+        return _with_weights(module, device_mesh, {"weight": Replicate(), "bias": Replicate()})
 
 
-def _with_weights(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> nn.Module:
+def _with_weights(module: nn.Module, mesh: DeviceMesh, placements: dict[str, Placement]) -> nn.Module:
     def divide(_: str, part: nn.Module, mesh: DeviceMesh) -> None:
         for name, weight in list(part.named_parameters(recurse=False)):
-            divided = distribute_tensor(weight, mesh, [placement])
+            divided = distribute_tensor(weight, mesh, [placements[name]])
             part.register_parameter(name, nn.Parameter(divided, requires_grad=weight.requires_grad))
 
     return distribute_module(module, mesh, divide)
@@ -140,29 +154,25 @@ def tensor_parallel_plan(config: Any, sequence_parallel: bool = False) -> dict[s
         raise ValueError("sequence_parallel: expected False for a model of transformers, got True")
     between: Placement = OF_TOKENS if sequence_parallel else Replicate()
     layer, ffn = "backbone.blocks.*.mlstm_layer", "backbone.blocks.*.ffn"
-    # All products of a block's input share one exchange, which is why it is that of the module around them.
-    shared_input = PrepareModuleInput(
-        input_layouts=(between, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
-    )
     plan: dict[str, ParallelStyle] = {
         "backbone.embeddings" if of_transformers else "embedding": RowwiseParallel(
             input_layouts=Replicate(), output_layouts=between
         ),
         "backbone.blocks.*.norm_mlstm": WholeNorm(sequence_parallel),
-        layer: shared_input,
+        layer: DividedLayer(sequence_parallel),
         **{f"{layer}.{name}": ByRows() for name in BY_ROWS},
         f"{layer}.multihead_norm": DividedNorm(),
-        f"{layer}.out_proj": ByColumns(output_layouts=between),
+        f"{layer}.out_proj": ByColumns(),
         "backbone.blocks.*.norm_ffn": WholeNorm(sequence_parallel),
-        ffn: PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
+        ffn: DividedLayer(sequence_parallel),
         f"{ffn}.proj_up_gate": ByRows(whole_groups=True),
         f"{ffn}.proj_up": ByRows(whole_groups=True),
-        f"{ffn}.proj_down": ByColumns(output_layouts=between),
+        f"{ffn}.proj_down": ByColumns(),
     }
     if of_transformers:  # whose loss and generate take all logits
-        plan["lm_head"] = ByRows(output_layouts=Replicate())
+        plan["lm_head"] = DividedHead(output_layouts=Replicate())
     else:
-        plan["lm_head"] = ByRows(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+        plan["lm_head"] = DividedHead(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
     if config.add_out_norm:
         plan["backbone.out_norm"] = WholeNorm(sequence_parallel)
     return plan
@@ -191,6 +201,7 @@ def tensor_parallel(model: Model, mesh: DeviceMesh, sequence_parallel: bool = Fa
     plan = tensor_parallel_plan(model.config, sequence_parallel)
     _check_sizes(model, mesh.size(), sequence_parallel)
     parallelize_module(model, mesh, plan)
+    note_hooks(model)
     return model
 
 

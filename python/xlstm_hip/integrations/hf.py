@@ -219,7 +219,7 @@ def _decoded(backbone: Any, input_ids: Tensor, attention_mask: Tensor | None, ca
         return None
     keep = None if attention_mask is None else _mask_of(attention_mask, input_ids)[:, 0].contiguous()
     config = backbone.config
-    numbers = Numbers(config.num_heads, config.eps, config.gate_soft_cap or 0.0, 0.0)
+    numbers = Numbers(states[0].shape[1], config.eps, config.gate_soft_cap or 0.0, 0.0)
 
     def layers(out: Tensor, tokens: Tensor, keep: Tensor | None) -> None:
         x = backbone.embeddings(tokens.unsqueeze(1))

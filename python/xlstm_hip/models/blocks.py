@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .. import layers
 from .._core.autocast import product_dtype
 from .._core.checks import promoted_dtype
-from ..distributed.divided import own_weights
+from ..distributed.divided import is_divided, own_weights
 from .config import xLSTMLargeConfig
 from .graph_branches import in_branches
 from .hooks import all_watched, known, watched, watches_gradients
@@ -84,21 +84,36 @@ def run_mlstm_layer(
     state: LayerState | None,
     mask: Tensor | None,  # (B, S)
 ) -> tuple[Tensor, LayerState | None]:
-    heads, norm = config.num_heads, layer.multihead_norm
-    q, k, v, o, i, f = project(layer, x, layer.qk_dim, layer.v_dim, config.gate_soft_cap)
-    # Of as many heads as this rank has: all of them, unless the model is divided.
-    q, k, v = (
-        y.unflatten(-1, (-1, dim // heads)) for y, dim in ((q, layer.qk_dim), (k, layer.qk_dim), (v, layer.v_dim))
-    )
+    norm, ranks = layer.multihead_norm, getattr(layer, "ranks", None)
+    if ranks is not None:
+        x = ranks.enter(x)
+    # Of as many heads as this rank has.
+    heads = config.num_heads if ranks is None else config.num_heads // ranks.mesh.size()
+    keys, values = (dim * heads // config.num_heads for dim in (layer.qk_dim, layer.v_dim))
+    q, k, v, o, i, f = project(layer, x, keys, values, config.gate_soft_cap)
+    q, k, v = (y.unflatten(-1, (heads, -1)) for y in (q, k, v))
     h, state = call(q, k, v, i, f, state, mask)
     if to_be_called(norm):
         h = norm(h).flatten(2) * torch.sigmoid(o)
     else:
         h = layers.head_norm_gate(h, o, *own_weights(norm), norm.eps, out_dtype=_dtype_for(layer.out_proj, norm, h, o))
-    return product(layer.out_proj, h), state
+    y = product(layer.out_proj, h)
+    return (y if ranks is None else ranks.leave(y, _bias_of_sum(layer.out_proj))), state
 
 
 def run_feed_forward(ffn: Any, x: Tensor) -> Tensor:
+    ranks = getattr(ffn, "ranks", None)
+    if ranks is None:
+        return _feed_forward(ffn, x)
+    return ranks.leave(_feed_forward(ffn, ranks.enter(x)), _bias_of_sum(ffn.proj_down))
+
+
+def _bias_of_sum(layer: Any) -> Any:
+    """What is added when ranks have summed a layer's outputs: of quantised weights, the first rank's part has it."""
+    return layer.bias if is_divided(layer.bias) else None
+
+
+def _feed_forward(ffn: Any, x: Tensor) -> Tensor:
     if hasattr(ffn, "proj_up_gate_z"):
         return product(ffn.proj_down, layers.swiglu_fused(product(ffn.proj_up_gate_z, x)))
     if may_join(ffn.proj_up_gate, ffn.proj_up):

@@ -10,11 +10,15 @@ other kernels) runs layer by layer, and one log line says why.
 
 Many rows are matrix products, at which torch's are faster than the op: the engine then calls the model's layers, on a
 GPU as part of the same graph. So it does for states with c in bfloat16, which the op does not take.
+
+Of a model that distributed.tensor_parallel has divided, a rank runs its part of each half block by an op, and between
+them the ranks sum (distributed/step_sums.py).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -27,6 +31,8 @@ from .._core import ops
 from .._core.environment import decode_op_rows, plain_torch_forced
 from .._core.plans import BY_LAYERS, PATHS, plan_for
 from .._core.warn_once import log_once
+from ..distributed.divided import hooks_of_ranks, is_divided, mesh_of, own_span
+from ..distributed.step_sums import StepSums
 from ..mlstm.registry import LAYER_KINDS, kernel_info
 from . import adapters
 from .hooks import all_watched, known, watched
@@ -37,6 +43,9 @@ PROJECTIONS = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
 FUSED_PROJECTIONS = ("qkv_opreact", None, None, None, "ifgate_preact", None)
 OF_GATES = (*PROJECTIONS[4:], FUSED_PROJECTIONS[4])  # a thousandth of the weights
 ENGINE_STATES = ("float32", "bfloat16")  # of inference_state_dtype
+SUMMED = ("out_proj", "proj_down")  # over ranks, so that one of them adds the bias
+SLOTS_OF_BLOCK = 46  # in the index of weights
+MLSTM, FEED_FORWARD, HEAD = 1, 2, 3  # parts of a step, as csrc/torch/register.cpp numbers them
 Part = tuple[nn.Module, str]
 # The largest batch of the op; and beside layers whose products NVIDIA's tensor cores make of weights as they lie in
 # memory, as measured (docs/lab/decode-h200.md). Other layers widen quantised weights first.
@@ -49,10 +58,15 @@ def _(out, tokens, keep, weights, weight_index, states, heads, norm_eps, eps, ga
     return None
 
 
+@torch.library.register_fake("xlstm_hip::decode_part_")
+def _(out, x, keep, weights, weight_index, states, part, heads, norm_eps, eps, gate_cap, output_cap):
+    return None
+
+
 class Numbers(NamedTuple):
     """The op's scalar arguments."""
 
-    heads: int
+    heads: int  # of this rank
     eps: float
     gate_cap: float  # 0: none
     output_cap: float
@@ -65,8 +79,9 @@ class Unknown(Exception):
 class _Parts:
     """The weights of a model in the order in which the op reads them, and how to notice that one was replaced."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, mesh: Any) -> None:
         self.device = device  # of all of its tensors
+        self.mesh = mesh  # over which tensor_parallel has divided them, or None
         self.tensors: list[Tensor] = []
         self.weight_index: list[int] = []
         self.sources: list[tuple[dict[str, Any], str, Any]] = []  # where each part was found, and what it was
@@ -94,6 +109,10 @@ class _Parts:
         self.sources.append((owner, name, value))
         if value is None and name in ("weight", "qweight"):
             raise Unknown(f"no {name} of its own")
+        if self.mesh is not None and is_divided(value):
+            if value.device_mesh != self.mesh or self.mesh.ndim != 1:
+                raise Unknown(f"{name} is divided over other ranks than the heads")
+            value = value._local_tensor
         if value is not None and (type(value) not in (Tensor, nn.Parameter) or value.dtype not in dtypes):
             raise Unknown(f"{name} is a {type(value).__name__} of {value.dtype}")
         if value is not None and value.device != self.device:
@@ -126,11 +145,14 @@ class _Parts:
         elif type(layer) is nn.Linear:
             self.tensor(layer._parameters, "weight")
             self.absent(2)
-        elif adapters.is_lora(layer):
+        elif adapters.is_lora(layer) and self.mesh is None:
             layer = self.lora(layer)
         else:
             raise Unknown(f"{name} is a {type(layer).__name__}")
-        self.tensor(layer._parameters, "bias")
+        if self.mesh is not None and name in SUMMED and self.mesh.get_local_rank() != 0:
+            self.absent(1)
+        else:
+            self.tensor(layer._parameters, "bias")
 
     def lora(self, layer: Any) -> nn.Module:
         """Adds the weight of a layer with adapters; returns the linear layer below, whose bias it has."""
@@ -160,10 +182,12 @@ class _Parts:
         self.linear(ffn, "proj_down")
 
 
-def captured(call: Callable[[], None]) -> Callable[[], None]:
-    """Captures the work of a call as a GPU graph without running it; returns its replay."""
+def captured(call: Callable[[], None], errors: str = "global") -> Callable[[], None]:
+    """Captures the work of a call as a GPU graph without running it; returns its replay. errors: which threads' calls
+    that a capture forbids are errors (capture_error_mode of torch.cuda.graph).
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode=errors):
         call()
     return graph.replay
 
@@ -188,8 +212,8 @@ class StepGraph:
     and mask are read where they were in the first step: a step that samples the next token is then a single replay.
     """
 
-    def __init__(self) -> None:
-        self._steps = 0
+    def __init__(self, errors: str) -> None:
+        self._steps, self._errors = 0, errors
         self._replay: Callable[[], None] | None = None
 
     def step(
@@ -209,7 +233,7 @@ class StepGraph:
             if keep is not None and self._keep is not None:
                 self._keep.copy_(keep)
         if self._replay is None:
-            self._replay = captured(functools.partial(self._all, call, then))
+            self._replay = captured(functools.partial(self._all, call, then), self._errors)
         self._replay()
         return self._out.clone() if copied else self._out
 
@@ -239,7 +263,9 @@ class DecodeEngine:
     ) -> None:
         self.why_not: str | None = None
         self._table = getattr(*embedding)
-        self._parts = parts = _Parts(self._table.weight.device)
+        self._mesh = mesh_of(self._table)
+        self._sums: dict[int, StepSums] = {}  # by the most rows
+        self._parts = parts = _Parts(self._table.weight.device, self._mesh)
         self._head = None if head is None else getattr(*head)
         self._first = self._placed()
         try:
@@ -307,11 +333,17 @@ class DecodeEngine:
             return self.why_not
         if all_watched():
             return "hooks for all modules"
-        hooked = next((module for module in self._parts.called if watched(module)), None)
+        called = self._parts.called
+        hooked = next((module for module in called if watched(module, hooks_of_ranks(module))), None)
         if hooked is None:
             return None
         name = next((name for name, module in model.named_modules() if module is hooked), type(hooked).__name__)
         return f"{name} has a forward hook, or a forward of its own"
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether ranks have parts of the model."""
+        return self._mesh is not None
 
     @property
     def adapted(self) -> int:
@@ -325,6 +357,8 @@ class DecodeEngine:
         asked = decode_op_rows()
         if asked is not None:
             return rows > asked
+        if self.is_divided:
+            return rows > MOST_ROWS
         if len(self._parts.stored) == 1:
             (dtype,) = self._parts.stored
             plan = plan_for("decode_step", self._first[1], dtype, batch=rows, heads=heads, dqk=dqk, dhv=dhv)
@@ -346,11 +380,16 @@ class DecodeEngine:
         layers: Call,  # the same step by the model's layers, which overwrite the states, too
         then: Then | None = None,  # what is done with the logits, in the same graph
     ) -> Tensor:  # (B, V), or (B, D) without a head; float32
-        features = self._table.weight.shape[1] if self._head is None else self._head.out_features
+        if self._head is None:
+            features = self._table.weight.shape[1]
+        else:  # a divided layer may count its own alone
+            features = self._table.weight.shape[0] if self.is_divided else self._head.out_features
         shape = (tokens.shape[0], features)
         by_layers = states[0].dtype == torch.bfloat16 or self.runs_layers(states[0].shape)
-        call = layers if by_layers else functools.partial(self._call, states=states, numbers=numbers)
-        if tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
+        whole_step = self._call_over_ranks if self.is_divided else self._call
+        call = layers if by_layers else functools.partial(whole_step, states=states, numbers=numbers)
+        graph = not (by_layers and self.is_divided)  # whose exchanges are torch's
+        if graph and tokens.is_cuda and not torch.cuda.is_current_stream_capturing():
             tensors = [*self._parts.tensors, *states]
             if then is not None:
                 tensors += [tokens] if keep is None else [tokens, keep]
@@ -368,7 +407,8 @@ class DecodeEngine:
         if key not in self._graphs:
             while len(self._graphs) >= self.most_graphs:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = StepGraph()
+            # Threads of torch.distributed look after the GPU's work meanwhile.
+            self._graphs[key] = StepGraph("thread_local" if self.is_divided else "global")
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
@@ -379,6 +419,50 @@ class DecodeEngine:
             out, tokens, keep, self._parts.tensors, self._weight_index, states, numbers.heads, self._norm_eps,
             numbers.eps, numbers.gate_cap, numbers.output_cap,
         )  # fmt: skip
+
+    def _call_over_ranks(
+        self, out: Tensor, tokens: Tensor, keep: Tensor | None, states: Sequence[Tensor], numbers: Numbers
+    ) -> None:
+        parts, table = self._parts, self._table.weight
+        vocabulary, features = table.shape
+        if tokens.is_cpu and not ((tokens >= 0) & (tokens < vocabulary)).all():
+            raise IndexError(f"tokens: expected token ids from 0 to {vocabulary - 1}, got {tokens.tolist()}")
+        blocks = len(states) // 3
+        rows = 1 << (len(tokens) - 1).bit_length()
+        if rows not in self._sums:
+            self._sums[rows] = StepSums(self._mesh, 2 * blocks, rows, features, vocabulary, tokens.device)
+        sums = self._sums[rows]
+
+        def run(to: Tensor, part: int, block: int) -> None:
+            begin = block * SLOTS_OF_BLOCK
+            slots = (
+                *parts.weight_index[begin : begin + SLOTS_OF_BLOCK],
+                *parts.weight_index[blocks * SLOTS_OF_BLOCK :],
+            )
+            used = [parts.tensors[slot] for slot in slots if slot >= 0]
+            ops.OPS.decode_part_(
+                to, sums.x, keep, used, _numbered(slots), states[3 * block : 3 * block + 3], part, numbers.heads,
+                self._norm_eps, numbers.eps, numbers.gate_cap, numbers.output_cap,
+            )  # fmt: skip
+
+        sums.begin(tokens, table._local_tensor)
+        for block in range(blocks):
+            for part in (MLSTM, FEED_FORWARD):
+                run(sums.sum, part, block)
+                sums.exchange()
+        if self._head is None:
+            run(out, HEAD, 0)
+            return
+        first, last = own_span(vocabulary, self._mesh)
+        own = out.new_empty(len(tokens), last - first)
+        run(own, HEAD, 0)
+        sums.whole_logits(own, out)
+
+
+def _numbered(slots: Sequence[int]) -> Tensor:
+    """The index of weights that are given one after the other, -1 where there is none."""
+    count = itertools.count()
+    return torch.tensor([-1 if slot < 0 else next(count) for slot in slots], device="cpu")
 
 
 _ENGINES: weakref.WeakKeyDictionary[nn.Module, DecodeEngine] = weakref.WeakKeyDictionary()

@@ -10,9 +10,12 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 
 
-def watched(module: nn.Module) -> bool:
-    """Whether the module has forward hooks or a replaced forward. Decode steps need no watches_gradients."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+def watched(module: nn.Module, known_hooks: frozenset[int] = frozenset()) -> bool:
+    """Whether the module has forward hooks, others than the known ones, or a replaced forward. Decode steps need no
+    watches_gradients.
+    """
+    hooks = (*module._forward_hooks, *module._forward_pre_hooks)
+    return any(hook not in known_hooks for hook in hooks) or "forward" in module.__dict__
 
 
 def watches_gradients(module: nn.Module) -> bool:

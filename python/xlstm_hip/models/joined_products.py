@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..distributed.divided import is_divided, own_with_gradient
 from .hooks import all_watched, watched, watches_gradients
 
 
@@ -26,15 +27,16 @@ def may_join(*products: Any) -> bool:
 
 def joined(x: Tensor, *products: nn.Linear) -> Tensor:
     """(..., D) -> (..., sum of the products' features), where they may join."""
-    weights: list[Tensor] = [p.weight for p in products]
-    biases: list[Tensor] = [p.bias for p in products if p.bias is not None]
+    weights: list[Tensor] = [own_with_gradient(p.weight) for p in products]
+    biases: list[Tensor] = [own_with_gradient(p.bias) for p in products if p.bias is not None]
     return nn.functional.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
 
 
 def _plain(product: Any) -> bool:
     if type(product) is not nn.Linear or watched(product) or watches_gradients(product):
         return False
-    return all(type(x) is nn.Parameter for x in (product.weight, product.bias) if x is not None)  # no DTensor
+    weights = [x for x in (product.weight, product.bias) if x is not None]
+    return all(type(x) is nn.Parameter for x in weights) or all(map(is_divided, weights))
 
 
 def _alike(product: nn.Linear, other: nn.Linear) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..distributed.divided import is_divided, own_with_gradient
 from .hooks import all_watched, watched
 
 LEAST_ROWS = 16
@@ -21,7 +22,13 @@ BLOCK_FLOATS = 1 << 18
 
 
 def product(layer: Any, x: Tensor) -> Tensor:
-    """layer(x); where that is faster, for a linear layer in inference, by widened weights."""
+    """layer(x); where that is faster, for a linear layer in inference, by widened weights. Of a layer that ranks have
+    divided, by this rank's weights, and without a bias where the outputs are still to be summed over ranks.
+    """
+    if is_divided(getattr(layer, "weight", None)) and not watched(layer):
+        is_part_of_sum = layer.weight.placements[0].is_shard(1)
+        bias = None if is_part_of_sum else own_with_gradient(layer.bias)
+        return nn.functional.linear(x, own_with_gradient(layer.weight), bias)
     if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16) or not _may_widen(layer, x):
         return layer(x)
     weight, rows = layer.weight, x.reshape(-1, x.shape[-1]).float()

@@ -305,7 +305,7 @@ class xLSTMLarge(nn.Module):
         if not engine_runs_kernels(kernels["chunkwise_kernel"], kernels["step_kernel"], config.inference_state_dtype):
             return None
         engine = usable_engine(self, self._new_engine)
-        return None if engine is None else read_graphs_of(engine)
+        return None if engine is None or engine.is_divided else read_graphs_of(engine)
 
     def _stepped_by_layers(self, tokens: Tensor, state: State, mask: Tensor | None) -> Tensor:
         ahead = None if mask is None else mask.unsqueeze(1)
@@ -332,7 +332,7 @@ class xLSTMLarge(nn.Module):
         def layers(out: Tensor, tokens: Tensor, keep: Tensor | None) -> None:
             out.copy_(self._stepped_by_layers(tokens, state, keep))
 
-        return engine.step(tokens, states, keep, Numbers(config.num_heads, config.eps, *caps), layers, then)
+        return engine.step(tokens, states, keep, Numbers(self.own_heads, config.eps, *caps), layers, then)
 
     def _new_engine(self) -> DecodeEngine:
         backbone = self.backbone
