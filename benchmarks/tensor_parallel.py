@@ -20,7 +20,7 @@ from typing import Any
 
 from harness.benchmark import Benchmark, Job, Session
 from harness.model_grid import ROUNDED, shape
-from harness.ranks import measure
+from harness.ranks import ranks_of
 from harness.tensor_works import STEPS, Training, Writing, training, writing
 from harness.training import LOSS_ERROR, SIZES
 from pages.tensor_parallel import alone, draw, markdown
@@ -29,19 +29,19 @@ from xlstm_hip.bench.timing import Pace, spread
 from xlstm_hip.cli.common import at_least
 
 ROUNDS, QUICK_ROUNDS = 7, 2
-# Of the first loss, and of a sum over the squares of logits, of products in bfloat16.
+# Of the first loss, and of the norm of logits, of products in bfloat16.
 TOLERANCE = {"training": LOSS_ERROR, "writing": 2e-2}
 
 
 def run(session: Session, task: Writing | Training, advance: Advance) -> dict[str, Any]:
     rounds = QUICK_ROUNDS if session.quick else ROUNDS
-    device = session.args.device
+    ranks = ranks_of(task.ranks, session.args.device)
     if isinstance(task, Writing):
-        found = measure(task.ranks, device, rounds, writing, task)
+        found = ranks.measure(rounds, writing, task)
         row: dict[str, Any] = {"work": "writing", "weights": task.weights, "batch": task.batch}
         tokens, samples = task.batch, [ms / STEPS for ms in found["ms"]]
     else:
-        found = measure(task.ranks, device, rounds, training, task)
+        found = ranks.measure(rounds, training, task)
         size = SIZES[task.size]
         row = {"work": "training", "weights": task.size, "batch": size.batch}
         tokens, samples = size.batch * size.length, found["ms"]

@@ -3,12 +3,14 @@
 """Trains a byte-level xLSTM on text files, on one process or, under torchrun, on many.
 
   python scripts/train.py book.txt --output runs/book
+  python scripts/train.py --dataset roneneldan/TinyStories --output runs/stories
   torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --parallel fsdp --amp bfloat16
   torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --context 4 --length 65536 --batch 2
   torchrun --nproc-per-node 8 scripts/train.py book.txt --output runs/book --tensor 2 --parallel fsdp --batch 4
   python scripts/train.py --resume runs/book/step-500 --output runs/book
 
 Checkpoints are folders that transformers and xlstm_hip.models.load_pretrained read. A resumed run continues exactly.
+MFU is the part of what a large matrix product reaches on the same device, measured at the start.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import importlib.util
 import math
 import os
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ import torch.distributed as dist
 
 import train_parts as parts
 from xlstm_hip._core.progress import Progress
+from xlstm_hip.bench.machine import Machine, matmul_rate
 from xlstm_hip.cli.common import NOT_NEGATIVE, POSITIVE, at_least, number
 from xlstm_hip.distributed.collectives import gathered
 from xlstm_hip.models import CheckpointError, load_pretrained, xLSTMLarge, xLSTMLargeConfig
@@ -52,6 +56,9 @@ def arguments() -> argparse.ArgumentParser:
     add("--output", type=Path, required=True, help="folder for checkpoints, losses.csv and losses.png")
     add("--resume", type=Path, help="checkpoint to continue; its settings apply where no option is given")
     add("--init", type=str, help="checkpoint whose weights to start from, instead of new ones")
+    add("--dataset", type=str, help="instead of files: a dataset's name on the Hugging Face hub, or a folder of one")
+    add("--split", type=str, default="train", help="of the dataset")
+    add("--column", type=str, default="text", help="of the dataset")
     model = parser.add_argument_group("a new model")
     model.add_argument("--dim", type=at_least(1), default=128)
     model.add_argument("--heads", type=at_least(1), default=4)
@@ -93,23 +100,27 @@ def settings_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
         processes = getattr(args, name)
         if processes > 1 and "WORLD_SIZE" not in os.environ:
             parser.error(f"argument --{name}: expected torchrun to start this script, got {processes} for one process")
-    step, data = 0, args.data
+    step, data, dataset = 0, args.data, args.dataset
+    if data and dataset is not None:
+        parser.error(f"argument --dataset: expected nothing with text files, got {dataset!r}")
     if args.resume is not None:
         try:
             progress = parts.read_progress(args.resume)
             saved, step = progress["settings"], progress["step"]
-            data, init = data or saved["data"], saved["init"]
+            init = saved["init"]
+            if not data and dataset is None:
+                data, dataset = saved["data"], saved.get("dataset")
         except (OSError, ValueError, KeyError, TypeError):
             parser.error(f"argument --resume: {str(args.resume)!r} is no checkpoint of this script")
         if args.init not in (None, init):
             parser.error(f"argument --init: expected nothing with --resume, got {args.init!r}")
         parser.set_defaults(**{name: value for name, value in saved.items() if name not in PER_RUN})
-    elif not data:
-        parser.error("expected text files, or --resume")
+    elif not data and dataset is None:
+        parser.error("expected text files, --dataset, or --resume")
     shape = shape_of_weights(parser, args)
     parser.set_defaults(**shape)
     settings = parser.parse_args()
-    settings.data = data
+    settings.data, settings.dataset = data, dataset
     for name, value in shape.items():
         actual, option = getattr(settings, name), name.replace("_", "-")
         if actual != value:
@@ -189,8 +200,13 @@ class Run:
     def __init__(self, settings: argparse.Namespace, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.data = parts.ByteWindows([Path(x) for x in settings.data], settings.length, settings.validation)
+        text = parts.bytes_of_files(settings.data)
+        if settings.dataset is not None:
+            text = parts.bytes_of_dataset(settings.dataset, settings.split, settings.column)
+        self.data = parts.ByteWindows(text, settings.length, settings.validation)
         self.model = make_model(settings, device)
+        flops, tokens = parts.flops_of_token(self.model), settings.batch * settings.length
+        self.speed = parts.Speed(tokens, flops * tokens, self.flops_per_second())
         self.mesh = parts.Ranks.of_processes(settings.context, settings.tensor, device)
         self.loss = parts.in_parallel(self.model, settings.parallel, self.mesh, settings.length, device)
         self.optimizer = parts.make_optimizer(self.model, settings.lr, settings.weight_decay)
@@ -203,6 +219,13 @@ class Run:
             self.scaler.load_state_dict(saved["scaler"])
             parts.load_optimizer(settings.resume, self.model, self.optimizer, saved["optimizer_steps"])
         self.optimizer_steps = saved["optimizer_steps"] if settings.resume is not None else 0
+
+    def flops_per_second(self) -> float | None:
+        """Of all devices. Not of a CPU, on which measuring it takes seconds."""
+        if self.device.type == "cpu":
+            return None
+        dtype = "fp32" if self.settings.amp == "off" else {"bfloat16": "bf16", "float16": "fp16"}[self.settings.amp]
+        return self.ranks * matmul_rate(Machine(self.device), dtype, quick=False)
 
     def autocast(self) -> Any:
         dtype = AMP[self.settings.amp]
@@ -272,13 +295,16 @@ class Run:
         with Progress("training", settings.steps, "steps", enabled=self.rank == 0) as bar:
             bar.advance(self.step)
             while self.step < settings.steps:
+                began = time.monotonic()
                 loss = self.train_step()
+                self.speed.note(time.monotonic() - began)
                 last = self.step == settings.steps
                 held_out = self.validate() if last or self.step % settings.validate_every == 0 else None
                 self.history.append((self.step, loss, held_out))
                 if last or self.step % settings.save_every == 0:
                     self.save()
-                bar.advance(1, f"loss {loss:.3f}" + (f", held out {held_out:.3f}" if held_out is not None else ""))
+                note = "" if held_out is None else f", held out {held_out:.3f}"
+                bar.advance(1, f"loss {loss:.3f}{note}; {self.speed}")
 
 
 def write_losses(run: Run) -> None:
@@ -316,7 +342,7 @@ def train(settings: argparse.Namespace, device: torch.device) -> None:
         write_losses(run)
         step, loss, held_out = run.history[-1]
         measured = "" if held_out is None else f", held out {held_out:.4f}"
-        print(f"step {step}: loss {loss:.4f}{measured} nats per byte; {settings.output}")
+        print(f"step {step}: loss {loss:.4f}{measured} nats per byte; {run.speed}; {settings.output}")
 
 
 def main() -> None:

@@ -28,17 +28,40 @@ from xlstm_hip.models.checkpoint import save_tensors
 from xlstm_hip.models.mapping import listed
 
 BYTE_VALUES = 256
-BOS = 0  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it
+BOS, END = 0, 2  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it
 OPTIMIZER_FILE, PROGRESS_FILE = "optimizer.safetensors", "training.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PARALLEL = ("ddp", "fsdp")
 
 
-class ByteWindows:
-    """Random windows of the bytes of some files. The last part of the bytes is kept for validation."""
+def bytes_of_files(files: Sequence[str]) -> bytes:
+    return b"".join(Path(file).read_bytes() for file in files)
 
-    def __init__(self, files: Sequence[Path], length: int, validation: float) -> None:
-        data = b"".join(Path(file).read_bytes() for file in files)
+
+def bytes_of_dataset(name: str, split: str, column: str) -> bytes:
+    """The texts of a dataset of the Hugging Face hub, or of a folder of text, JSON, CSV or Parquet files, each with END
+    behind it."""
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ValueError("dataset: expected the package datasets (pip install datasets), which is not there") from None
+    try:
+        rows = load_dataset(name, split=split)
+    except Exception as error:  # of a file, a network, a name or a split
+        raise ValueError(f"dataset: cannot load {name!r}, split {split!r}: {error}") from error
+    if column not in rows.column_names:
+        raise ValueError(f"column: expected one of {', '.join(rows.column_names)} of {name!r}, got {column!r}")
+    texts = rows[column]
+    wrong = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise ValueError(f"column: expected one of texts, got {column!r}, which has a {wrong}")
+    return b"".join(text.encode() + bytes([END]) for text in texts)
+
+
+class ByteWindows:
+    """Random windows of some bytes. Their last part is kept for validation."""
+
+    def __init__(self, data: bytes, length: int, validation: float) -> None:
         text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         held_out = max(length + 1, int(len(text) * validation))
         if len(text) < held_out + length + 1:
@@ -60,6 +83,35 @@ class ByteWindows:
     def _windows(self, text: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
         targets = torch.stack([text[b : b + self.length] for b in begins.tolist()]).long()
         return torch.cat((torch.full_like(targets[:, :1], BOS), targets[:, :-1]), dim=1), targets
+
+
+def flops_of_token(model: xLSTMLarge) -> int:
+    """Of a training step: three passes of two for each weight of a product, and of four for each number of C."""
+    config = model.config
+    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2) - model.embedding.weight.numel()
+    c = config.num_blocks * config.qk_dim * config.v_dim // config.num_heads
+    return 3 * (2 * weights + 4 * c)
+
+
+class Speed:
+    """Tokens a second of the last steps, and their part of what the devices' matrix products reach (MFU)."""
+
+    KEPT = 0.9  # of the mean, by each step
+
+    def __init__(self, tokens: int, flops: int, flops_per_second: float | None) -> None:
+        self.tokens, self.flops, self.flops_per_second = tokens, flops, flops_per_second  # of a step; of all devices
+        self._seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        """The first step is not like the others: it makes the optimizer's state."""
+        kept = self.KEPT if self._seconds else 0.0
+        self._seconds = kept * self._seconds + (1 - kept) * seconds
+
+    def __str__(self) -> str:
+        text = f"{self.tokens / self._seconds:,.0f} tokens/s"
+        if self.flops_per_second is None:
+            return text
+        return f"{text}, MFU {self.flops / self._seconds / self.flops_per_second:.0%}"
 
 
 class Ranks(NamedTuple):

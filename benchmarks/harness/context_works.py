@@ -23,6 +23,7 @@ ATTENTION, ATTENTION_BACKWARD = "causal attention", "causal attention with gradi
 WORKS = (FORWARD, BACKWARD, PROMPT, ATTENTION, ATTENTION_BACKWARD)
 OF_ATTENTION = 4  # whose time grows with the square of the tokens: it has so many times fewer
 HEAD_DIM = 128  # of attention
+SLICE = 131072  # tokens of a prompt that a rank reads at once
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,16 @@ class Task:
 
 
 def work_of(task: Task, device: torch.device) -> tuple[Callable[[], Tensor], bool]:
-    rank = dist.get_rank()
-    span = slice(rank * task.tokens // task.ranks, (rank + 1) * task.tokens // task.ranks)
+    span = _own_span(task.tokens, task.ranks)
     group: Any = dist.group.WORLD
     split = ContextParallel(group, span.stop - span.start) if task.ranks > 1 else None
-    # All ranks have the logits after a prompt; other numbers are sums over tokens.
+    # All ranks have the logits after a prompt.
     return WAYS[task.work](task, span, split, device), task.work != PROMPT
+
+
+def _own_span(tokens: int, ranks: int) -> slice:
+    rank = dist.get_rank()
+    return slice(rank * tokens // ranks, (rank + 1) * tokens // ranks)
 
 
 def drawing(task: Task, span: slice, device: torch.device) -> Callable[..., Tensor]:
@@ -60,17 +65,14 @@ def drawing(task: Task, span: slice, device: torch.device) -> Callable[..., Tens
     return drawn
 
 
-def checked(forward: Callable[..., Tensor], tensors: list[Tensor], with_gradients: bool) -> Callable[[], Tensor]:
-    """Returns a sum over tokens: of the output, or of the third tensor's gradient."""
+def passes(forward: Callable[..., Tensor], tensors: list[Tensor], with_gradients: bool) -> Callable[[], Tensor]:
+    """Returns the output, or the third tensor's gradient."""
     if with_gradients:
         tensors = [x.requires_grad_() for x in tensors]
 
     def call() -> Tensor:
         out = forward(*tensors)
-        if not with_gradients:
-            return out.float().square().sum()
-        gradients = torch.autograd.grad(out, tensors, out.detach())
-        return gradients[2].float().square().sum()
+        return torch.autograd.grad(out, tensors, out.detach())[2] if with_gradients else out
 
     return call
 
@@ -79,7 +81,7 @@ def _mlstm(task: Task, span: slice, split: ContextParallel | None, device: torch
     _, dqk, dhv = task.heads
     drawn = drawing(task, span, device)
     tensors = [drawn(dqk), drawn(dqk), drawn(dhv), drawn(), drawn() + 3]
-    return checked(partial(mlstm_interface, cp_group=split), tensors, task.work == BACKWARD)
+    return passes(partial(mlstm_interface, cp_group=split), tensors, task.work == BACKWARD)
 
 
 def _attention(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
@@ -88,7 +90,7 @@ def _attention(task: Task, span: slice, split: ContextParallel | None, device: t
     forward: Callable[..., Tensor] = partial(flash_attn_func, causal=True)
     if split is not None:
         forward = partial(context_parallel_attention, cp_group=split)
-    return checked(forward, tensors, task.work == ATTENTION_BACKWARD)
+    return passes(forward, tensors, task.work == ATTENTION_BACKWARD)
 
 
 def _prompt(task: Task, span: slice, split: ContextParallel | None, device: torch.device) -> Callable[[], Tensor]:
@@ -101,8 +103,18 @@ def _prompt(task: Task, span: slice, split: ContextParallel | None, device: torc
             model = xLSTMLarge(config).to(task.dtype)
     model.config.mode = "inference"
     prompt = torch.randint(3, model.config.vocab_size, (1, task.tokens), generator=torch.Generator().manual_seed(0))
-    mine = prompt[:, span].to(device)
-    return lambda: model.read(mine, cp_group=split)[0].float().square().sum()
+    # As many tokens at once as a rank has memory for, on with the state.
+    slices = [part[:, _own_span(part.shape[1], task.ranks)].to(device) for part in prompt.split(SLICE * task.ranks, 1)]
+    splits = [split and ContextParallel(split.group, x.shape[1]) for x in slices]
+
+    @torch.no_grad()
+    def read() -> Tensor:
+        state = None
+        for x, of_slice in zip(slices, splits, strict=True):
+            logits, state = model.read(x, state, cp_group=of_slice)
+        return logits
+
+    return read
 
 
 WAYS = {

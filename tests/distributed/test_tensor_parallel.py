@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
 QUANTISED = {"int8": (8, 32), "int4": (4, 32)}
 # On two ranks 43 groups of features are 22 and 21.
 UNEVEN = {"embedding_dim": 256, "ffn_proj_factor": 5.375, "ffn_round_up_to_multiple_of": 32}
+DECODED = (*MODELS, "bfloat16", *QUANTISED)  # models whose steps run on the decode engine
 
 
 def targets_of(x: Tensor) -> Tensor:
@@ -71,6 +72,34 @@ def of_model(model: Any, sequence_parallel: bool | None = None) -> dict[str, lis
     return results
 
 
+def decoded_model(name: str, dtype: torch.dtype) -> xLSTMLarge:
+    if name in QUANTISED:
+        return quantize(small_model(**UNEVEN), *QUANTISED[name], progress=False)[0].to(dtype)
+    if name == "bfloat16":
+        return small_model(dtype=torch.bfloat16).to(torch.float64 if dtype == torch.float64 else torch.bfloat16)
+    return small_model(**MODELS[name]).to(dtype)
+
+
+def decoded(model: Any, rank: int = 0, ranks: int = 1) -> dict[str, Any]:
+    """Steps of three rows, one of which stays as it is in one of them, from a state that is the same for all."""
+    draw = torch.Generator().manual_seed(3)
+    config, x = model.config, tokens(3, 5)
+    dims = (config.qk_dim // config.num_heads, config.v_dim // config.num_heads)
+    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+    own = slice(rank * config.num_heads // ranks, (rank + 1) * config.num_heads // ranks)
+    state = {}
+    for block in range(config.num_blocks):
+        whole = [torch.randn(3, config.num_heads, *d, generator=draw) for d in (dims, dims[:1], (1,))]
+        state[block] = tuple(y[:, own].to(dtype).contiguous() for y in whole)
+    keep = torch.tensor([True, False, True])
+    with torch.no_grad():
+        logits = [model.step(x[:, n], state, keep if n == 2 else None).double() for n in range(5)]
+    found: dict[str, Any] = {"logits": logits, "why not": model.status().no_engine}
+    if dtype == torch.float32:
+        found["text"] = generate(model, x, 7, temperature=1.0, top_k=9).tokens
+    return found
+
+
 def mesh_of_all() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tensor",))
 
@@ -85,6 +114,11 @@ def divided(folder: Path) -> dict[str, Any]:
     if dist.get_world_size() == 4:
         return results | {"context": over_context_too()}
     results |= {name: quantised(bits, size, mesh) for name, (bits, size) in QUANTISED.items()}
+    results["decoded"] = {
+        name: decoded(tensor_parallel(decoded_model(name, torch.float32), mesh), dist.get_rank(), dist.get_world_size())
+        for name in DECODED
+    }
+    results["hooked"] = hooked(mesh)
     if is_installed("transformers"):
         results["transformers"] = of_transformers(lambda model: tensor_parallel(model, mesh))
     results["bytes"] = read_from(folder, mesh)
@@ -152,6 +186,13 @@ def read_from(folder: Path, mesh: DeviceMesh) -> dict[str, Any]:
     return results
 
 
+def hooked(mesh: DeviceMesh) -> str | None:
+    """Why a model with a hook of its user's is not on the decode engine."""
+    model = tensor_parallel(small_model(), mesh)
+    model.backbone.blocks[1].ffn.proj_down.register_forward_hook(lambda *_: None)
+    return model.status().no_engine
+
+
 def over_context_too() -> list[Tensor]:
     """Two ranks for the tokens, for each two for the heads."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "tensor"))
@@ -170,6 +211,7 @@ def errors(mesh: DeviceMesh) -> list[str]:
     plain, tokens_too = (tensor_parallel(small_model(), mesh, sequence_parallel=s) for s in (False, True))
     calls = (
         lambda: plain(torch.full((1, 3), SMALL["vocab_size"])),
+        lambda: plain.step(torch.tensor([SMALL["vocab_size"]]), plain.read(tokens(1, 3))[1]),
         lambda: tokens_too.read(tokens(1, 64)),
         lambda: tokens_too(tokens(1, 63)),
         lambda: tensor_parallel(plain, mesh),
@@ -194,6 +236,7 @@ def errors(mesh: DeviceMesh) -> list[str]:
 
 SAID = (
     "x: expected token ids from 0 to 96, got 97 to 97",
+    "tokens: expected token ids from 0 to 96, got [97]",
     "model: expected one that is divided without sequence_parallel",
     "x: expected S to be a multiple of the 2 ranks of sequence_parallel, got 63",
     "model: expected one that is not divided yet",
@@ -274,6 +317,24 @@ def test_quantised_weights(ranks: dict[int, list[Any]], name: str) -> None:
         alone = quantised_model(*QUANTISED[name])(tokens(2, LENGTH))
     for result in ranks[2]:
         check(name, result[name], alone)
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_steps_on_the_decode_engine(ranks: dict[int, list[Any]], name: str) -> None:
+    true = decoded(decoded_model(name, torch.float64))["logits"]
+    alone = decoded(decoded_model(name, torch.float32))
+    found = [result["decoded"][name] for result in ranks[2]]
+    assert alone["why not"] is None and all(x["why not"] is None for x in found)
+    for n, logits in enumerate(true):
+        assert torch.equal(found[0]["logits"][n], found[1]["logits"][n])
+        error, may = ((x["logits"][n] - logits).norm().item() for x in (found[0], alone))
+        assert error <= 2 * may, (n, error, may)
+    assert all(torch.equal(x["text"], alone["text"]) for x in found)
+
+
+def test_a_hook_of_its_user_is_called(ranks: dict[int, list[Any]]) -> None:
+    for result in ranks[2]:
+        assert result["hooked"] == "backbone.blocks.1.ffn.proj_down has a forward hook, or a forward of its own"
 
 
 def test_a_rank_reads_its_part_of_the_files(ranks: dict[int, list[Any]], folder: Path) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,9 +14,9 @@ from xlstm_hip._core import ops
 from xlstm_hip.models import decode_engine
 
 
-def call_of(batch: int = 2) -> tuple[list, dict]:
+def call_of(batch: int = 2, **changes: Any) -> tuple[list, dict]:
     """The arguments of the op for a model's step."""
-    model = small_model(use_bias=True)
+    model = small_model(use_bias=True, **changes)
     begun = state_after(model, tokens(batch, 5))
     engine = decode_engine.engine_of(model, model._new_engine)
     states = [x for n in sorted(begun) for x in begun[n]]
@@ -93,6 +95,65 @@ def test_wrong_tensors() -> None:
     arguments[5] = states[:-1]
     with pytest.raises(RuntimeError, match="states: expected c, n, m of 3 blocks, got 8 tensors"):
         ops.OPS.decode_step_(*arguments)
+
+
+def parts_of_step(arguments: list) -> torch.Tensor:
+    """The logits of a step that its parts make, one op each, for a model of one block."""
+    logits, tokens_in, keep, weights, index, states, heads, *numbers = arguments
+    x = weights[int(index[-7])][tokens_in]
+    for part in (1, 2):
+        ops.OPS.decode_part_(x, x, keep, weights, index, states, part, heads, *numbers)
+    ops.OPS.decode_part_(logits, x, keep, weights, index, states, 3, heads, *numbers)
+    return logits
+
+
+def test_parts_of_a_step() -> None:
+    arguments, _ = call_of(num_blocks=1)
+    states = [x.clone() for x in arguments[5]]
+    ops.OPS.decode_step_(*arguments)
+    whole = arguments[0].clone()
+    by_parts = [torch.empty_like(whole), *arguments[1:5], states, *arguments[6:]]
+    assert torch.equal(parts_of_step(by_parts), whole)
+    assert all(map(torch.equal, states, arguments[5]))
+
+
+def test_a_part_adds_to_another_tensor() -> None:
+    """x is not changed, as on the ranks that add to zeros."""
+    arguments, _ = call_of(num_blocks=1)
+    _, tokens_in, keep, weights, index, states, heads, *numbers = arguments
+    x = weights[int(index[-7])][tokens_in]
+    before, added = x.clone(), torch.zeros_like(x)
+    ops.OPS.decode_part_(added, x, keep, weights, index, states, 2, heads, *numbers)
+    assert torch.equal(x, before)
+    ops.OPS.decode_part_(x, x, keep, weights, index, states, 2, heads, *numbers)
+    torch.testing.assert_close(before + added, x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "words"),
+    [
+        (0, torch.empty(2, 97), r"out: expected shape \( 2 128 \), got \( 2 97 \)"),
+        (1, torch.empty(2), r"x: expected a matrix \(B, D\)"),
+        (1, torch.empty(2, 127), r"x: expected shape \( 2 128 \), got \( 2 127 \)"),
+        (1, torch.empty(2, 128).double(), "x: expected a contiguous float32 tensor"),
+        (6, 0, "part: expected 1 to 3, got 0"),
+        (6, 4, "part: expected 1 to 3, got 4"),
+    ],
+)
+def test_wrong_parts(number: int, value: object, words: str) -> None:
+    arguments, _ = call_of(num_blocks=1)
+    x = torch.zeros(2, 128)
+    part = [x, x, *arguments[2:6], 1, *arguments[6:]]
+    part[number] = value
+    with pytest.raises(RuntimeError, match=words):
+        ops.OPS.decode_part_(*part)
+
+
+def test_parts_are_of_one_block() -> None:
+    arguments, _ = call_of()
+    x = torch.zeros(2, 128)
+    with pytest.raises(RuntimeError, match="blocks of a part: expected 1"):
+        ops.OPS.decode_part_(x, x, *arguments[2:6], 1, *arguments[6:])
 
 
 def test_wrong_steps() -> None:

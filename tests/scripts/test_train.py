@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import runpy
 import shutil
@@ -255,7 +256,8 @@ def test_an_optimizer_that_is_damaged(plain: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "expected text files, or --resume"),
+        ((), "expected text files, --dataset, or --resume"),
+        ((str(TRAIN), "--dataset", "x"), "argument --dataset: expected nothing with text files, got 'x'"),
         (("--resume", "nowhere"), "'nowhere' is no checkpoint of this script"),
         (("nothing.txt",), "No such file or directory: 'nothing.txt'"),
         ((str(TRAIN), "--length", "100000"), "data: expected at least"),
@@ -403,7 +405,7 @@ def test_a_run_of_another_one_says_its_own_shape(plain: Path, text: Path, tmp_pa
 
 
 def test_windows() -> None:
-    data = ByteWindows([TRAIN], 16, 0.1)
+    data = ByteWindows(TRAIN.read_bytes(), 16, 0.1)
     x, targets = data.batch(0, 3, 6)
     assert x.shape == targets.shape == (6, 16)
     assert torch.equal(x[:, 1:], targets[:, :-1]) and not x[:, 0].any()
@@ -412,6 +414,51 @@ def test_windows() -> None:
     assert not torch.equal(data.batch(0, 4, 6)[0], x) and not torch.equal(data.batch(1, 3, 6)[0], x)
     held_out = bytes(data.validation(2)[1][1].tolist())
     assert TRAIN.read_bytes().endswith(held_out)
+
+
+def test_a_dataset(tmp_path: Path, text: Path, plain: Path) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    rows = [{"story": text.read_text(), "number": n} for n in range(2)]
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    read = text.read_bytes() + b"\2"
+    assert parts.bytes_of_dataset(str(folder), "train", "story") == read + read
+    options = ("--dataset", str(folder), "--column", "story", "--output", str(tmp_path / "run"), *RUN)
+    done = train(*options, "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    assert " tokens/s; " in done.stdout
+    resumed = train("--resume", str(tmp_path / "run" / "step-4"), "--output", str(tmp_path / "run"), "--steps", "5")
+    assert resumed.returncode == 0, resumed.stderr
+    for name, split, column, words in (
+        (str(folder), "train", "text", "column: expected one of story, number of"),
+        (str(folder), "train", "number", "column: expected one of texts, got 'number', which has a int"),
+        (str(folder), "test", "story", "dataset: cannot load"),
+        (str(tmp_path / "nowhere"), "train", "story", "dataset: cannot load"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parts.bytes_of_dataset(name, split, column)
+
+
+def test_without_the_package_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"dataset: expected the package datasets \(pip install datasets\)"):
+        parts.bytes_of_dataset("x", "train", "text")
+
+
+def test_speed() -> None:
+    model = xLSTMLarge(xLSTMLargeConfig(embedding_dim=64, num_heads=2, num_blocks=3, vocab_size=256))
+    products = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    flops = parts.flops_of_token(model)
+    assert flops == 3 * (2 * products + 4 * 3 * 2 * 16 * 32)
+    speed = parts.Speed(1000, 1000 * flops, 10_000 * flops)
+    speed.note(0.5)
+    assert str(speed) == "2,000 tokens/s, MFU 20%"
+    speed.note(1.5)
+    assert str(speed) == "1,667 tokens/s, MFU 17%"
+    without_rate = parts.Speed(10, 1, None)
+    without_rate.note(2.0)
+    assert str(without_rate) == "5 tokens/s"
 
 
 def test_learning_rate() -> None:

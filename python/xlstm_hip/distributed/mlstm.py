@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mLSTM over a sequence of which each rank has a part: what mlstm_interface does with cp_group.
 
-every rank   its part (state_scan.py)   gather   fold: the state before its tokens   the kernel, from that state
+Heads do not depend on each other. So each rank walks its tokens by groups of heads, from the states that the rank
+before has sent, and sends each group's last states on as soon as they are there (relay.py):
+
+  rank 0   heads 0   heads 1   heads 2   heads 3
+  rank 1             heads 0   heads 1   heads 2   heads 3
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ from torch import Tensor
 
 from .._core import checks
 from .context import ContextParallel, context_of, local_offsets
-from .state_scan import Part, SumOverRanks, after, part_of, state_before
+from .relay import SumOverRanks, from_rank_before, to_rank_behind, with_edges
 
 States = tuple[Tensor, Tensor, Tensor]
+# Tokens times heads of a group at least: on a GPU, whose host starts a group in the time of so many; on a CPU.
+LEAST_WORK = {"cuda": 32768, "cpu": 1024}
 
 
 def over_ranks(
@@ -29,27 +35,44 @@ def over_ranks(
     return_last_states: bool,
     cu_seqlens: Tensor | None,
 ) -> Any:
-    q, k, v, i, f = heads_first
+    q, v = heads_first[0], heads_first[2]
     context = context_of(cp_group, q.shape[2], cu_seqlens)
     sequences = context.rows_of_states(q)
     given = checks.check_states(
         q, *states, sequences, q.shape[1], q.shape[-1], v.shape[-1], ("c_initial", "n_initial", "m_initial")
     )
-    needed = checks.gradient_needed(*heads_first, *states)
-    sizes = (q.shape[0], q.shape[1], q.shape[-1], v.shape[-1], str(q.dtype).removeprefix("torch."))
-    context.check_same(*sizes, gate, "gradients" if needed else "no gradients", "states" if return_last_states else "")
-    starts = _starts(context, q, v, given)
     inputs = (*heads_first, *states)
-    part = _given(context, k, v, i, f, gate, starts)
-    first = _rows(starts, slice(0, q.shape[0]))
-    before = state_before(context.group, context.is_continued, part, first, inputs)
-    initial = tuple(torch.cat((x, rest[x.shape[0] :])) for x, rest in zip(before, starts, strict=True))
-    offsets = local_offsets(context, q.device)
-    out = kernel(*tensors, *initial, return_last_states=return_last_states, cu_seqlens=offsets)
+    needed = "gradients" if checks.gradient_needed(*inputs) else "no gradients"
+    sizes = (q.shape[0], q.shape[1], q.shape[-1], v.shape[-1], str(q.dtype).removeprefix("torch."))
+    context.check_same(*sizes, gate, needed, "states" if return_last_states else "")
+    starts, offsets = _starts(context, q, v, given), local_offsets(context, q.device)
+    heads_dim = 1 if tensors[0] is q else 2
+    groups = _groups(q.shape[1], max(context.lengths), q.device.type)
+    outs, lasts, edges = [], [], []
+    by_group = zip(*(x.split(groups, heads_dim) for x in tensors), strict=True)
+    starts_by_group = zip(*(x.split(groups, 1) for x in starts), strict=True)
+    for part, start in zip(by_group, starts_by_group, strict=True):
+        initial = start
+        if context.is_continued:
+            rows = q.shape[0]  # of the sequences that go on: all, or the first of packed ones
+            before = from_rank_before(context, tuple(x[:rows] for x in start), inputs)
+            initial = tuple(torch.cat((x, rest[rows:])) for x, rest in zip(before, start, strict=True))
+        h, last = kernel(*part, *initial, return_last_states=True, cu_seqlens=offsets)
+        if not context.ends_here:
+            edges.append(to_rank_behind(context, tuple(x[-q.shape[0] :] for x in last)))
+        outs.append(h)
+        lasts.append(last)
+    h = with_edges(torch.cat(outs, heads_dim) if len(outs) > 1 else outs[0], edges)
     if not return_last_states:
-        return out
-    h, last = out
-    return h, _last_of_all(context, last, sequences, inputs)
+        return h
+    c, n, m = (torch.cat(parts, 1) for parts in zip(*lasts, strict=True))
+    return h, _last_of_all(context, (c, n, m), sequences, inputs)
+
+
+def _groups(heads: int, length: int, device: str) -> list[int]:
+    """How many heads each group has; the same on all ranks."""
+    each = min(heads, -(-LEAST_WORK.get(device, LEAST_WORK["cuda"]) // length))
+    return [min(each, heads - begin) for begin in range(0, heads, each)]
 
 
 def _starts(context: ContextParallel, q: Tensor, v: Tensor, given: dict[str, Tensor]) -> States:
@@ -62,25 +85,6 @@ def _starts(context: ContextParallel, q: Tensor, v: Tensor, given: dict[str, Ten
     batch, heads, dqk = len(context.ends) - 1 if context.packed else q.shape[0], q.shape[1], q.shape[-1]
     c, n, m = (q.new_zeros(batch, heads, *dims, dtype=wide) for dims in ((dqk, v.shape[-1]), (dqk,), (1,)))
     return c, n, m
-
-
-def _rows(states: States, some: slice) -> States:
-    c, n, m = (x[some] for x in states)
-    return c, n, m
-
-
-def _given(context: ContextParallel, k: Tensor, v: Tensor, i: Tensor, f: Tensor, gate: str, starts: States) -> Part:
-    """What this rank's tokens do to the state of the sequence that goes on behind them."""
-    some, start = slice(context.ends[-2], None), _rows(starts, slice(-k.shape[0], None))
-    if context.rank == context.size - 1:  # nobody is behind it
-        c, n, m = (torch.zeros_like(x) for x in start)
-        return Part(c, n, m, torch.zeros_like(m))
-    part = part_of(k[:, :, some], v[:, :, some], i[:, :, some], f[:, :, some], gate)
-    if context.is_continued and len(context.ends) == 2:
-        return part
-    # It began here: from its own start on, nothing before it counts.
-    c, n, m = after(start, part)
-    return Part(c, n, m, torch.full_like(m, -torch.inf))
 
 
 def _last_of_all(context: ContextParallel, last: States, sequences: int, inputs: tuple[Tensor | None, ...]) -> States:
