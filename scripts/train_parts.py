@@ -11,25 +11,23 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException, load, save
 
 from xlstm_hip.distributed import ContextParallel, tensor_parallel
-from xlstm_hip.distributed.divided import as_part_of, is_divided, own_span, whole
+from xlstm_hip.distributed.divided import whole
 from xlstm_hip.models import save_pretrained, xLSTMLarge
-from xlstm_hip.models.checkpoint import save_tensors
-from xlstm_hip.models.mapping import listed
 
 BYTE_VALUES = 256
 BOS, END = 0, 2  # bytes 0, 1 and 2 occur in no text: they are BOS, padding and end, as transformers' defaults have it
-OPTIMIZER_FILE, PROGRESS_FILE = "optimizer.safetensors", "training.json"
+OPTIMIZER, PROGRESS_FILE = "optimizer", "training.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PARALLEL = ("ddp", "fsdp")
 
@@ -211,42 +209,40 @@ def learning_rate(step: int, steps: int, warmup: int, highest: float) -> float:
 # ---- checkpoints
 
 
-def _like(full: Tensor, parameter: Tensor) -> Tensor:
-    """The shard of a tensor that this process has of the parameter."""
-    own: Any = full.to(parameter.device)
-    spread: Any = parameter
-    if not is_divided(parameter):
-        return own
-    mesh = spread.device_mesh
-    # FSDP, the first dimension of the mesh, divides what the last one leaves of a rank. torch's distribute_tensor does
-    # not know all of these placements.
-    for dim, placement in reversed(tuple(enumerate(spread.placements))):
-        if not placement.is_replicate():
-            of_dim = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[dim]]
-            begin, end = own_span(own.shape[placement.dim], of_dim)
-            own = own.narrow(placement.dim, begin, end - begin)
-    return as_part_of(parameter, own.contiguous())
+def moments_of(model: xLSTMLarge, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    stepped = model.named_parameters() if optimizer.state else ()
+    return {f"{moment}.{name}": optimizer.state[p][moment] for name, p in stepped for moment in MOMENTS}
 
 
 def save_checkpoint(
     folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, progress: dict[str, Any]
 ) -> None:
-    """Saves the model in transformers' format, the optimizer's moments, and `progress` as JSON. They are written to a
-    temporary folder and then renamed, so a checkpoint is always complete.
+    """Saves the model in transformers' format, the optimizer's moments by torch.distributed.checkpoint, each process
+    its own, and `progress` as JSON. They are written to a temporary folder and then renamed, so a checkpoint is always
+    complete.
     """
-    weights = {name: whole(p).detach().cpu() for name, p in model.named_parameters()}
-    stepped = dict(model.named_parameters()) if optimizer.state else {}
-    moments = {
-        f"{moment}.{name}": whole(optimizer.state[p][moment]).cpu() for name, p in stepped.items() for moment in MOMENTS
-    }
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        unfinished = folder.with_name(folder.name + ".unfinished")
-        unfinished.mkdir(parents=True, exist_ok=True)
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    if first:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    weights: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        full = whole(p.detach())
+        if first:
+            weights[name] = full.cpu()
+    if dist.is_initialized():
+        dist.barrier()  # the folder is there
+    try:
+        with _quiet():
+            save(moments_of(model, optimizer), checkpoint_id=unfinished / OPTIMIZER, no_dist=not dist.is_initialized())
+    except (Exception, CheckpointException) as error:
+        raise OSError(f"{unfinished / OPTIMIZER}: cannot be written: {_why(error)}") from None
+    if first:
         with torch.device("meta"):
             full_model = xLSTMLarge(model.config)
         full_model.load_state_dict(weights, assign=True)
         save_pretrained(full_model, unfinished)
-        save_tensors(moments, unfinished / OPTIMIZER_FILE, unfinished / OPTIMIZER_FILE)
         (unfinished / PROGRESS_FILE).write_text(json.dumps(progress, indent=2) + "\n")
         if folder.exists():  # of an earlier run into the same output
             shutil.rmtree(folder)
@@ -255,23 +251,42 @@ def save_checkpoint(
         dist.barrier()
 
 
+def _quiet() -> Any:
+    """Without what torch says of its own deprecated parts."""
+    return warnings.catch_warnings(action="ignore", category=FutureWarning)
+
+
+def _why(error: BaseException) -> str:
+    """In a line, of the first rank that failed: torch puts the stacks of all ranks into a message."""
+    failures = getattr(error, "failures", None)
+    first = next(iter(failures.values()))[0] if failures else error
+    return str(first).strip().splitlines()[0] if str(first).strip() else type(first).__name__
+
+
 def read_progress(folder: Path) -> dict[str, Any]:
     return json.loads((folder / PROGRESS_FILE).read_text())
 
 
-def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, step: int) -> None:
-    file = folder / OPTIMIZER_FILE
+def read_moments(folder: Path, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The moments of these parameters, of each as much as this process has of it."""
+    if not (folder / OPTIMIZER / ".metadata").is_file():  # of which torch would log a stack
+        raise ValueError(
+            f"{folder / OPTIMIZER}: cannot be read: no .metadata, as torch.distributed.checkpoint writes it"
+        )
+    moments = {f"{moment}.{name}": torch.zeros_like(p.detach()) for name, p in parameters for moment in MOMENTS}
     try:
-        moments = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file}: no safetensors file, or cut off: {error}") from None
-    missing = {f"{moment}.{name}" for name, _ in model.named_parameters() for moment in MOMENTS} - moments.keys()
-    if missing:
-        raise ValueError(f"{file}: missing: {listed(missing)}")
+        with _quiet():
+            load(moments, checkpoint_id=folder / OPTIMIZER, no_dist=not dist.is_initialized())
+    except (Exception, CheckpointException) as error:  # of a file that is missing, cut off, or has other tensors
+        raise ValueError(f"{folder / OPTIMIZER}: cannot be read: {_why(error)}") from None
+    return moments
+
+
+def load_optimizer(folder: Path, model: xLSTMLarge, optimizer: torch.optim.Optimizer, step: int) -> None:
+    moments = read_moments(folder, model.named_parameters())
     for name, p in model.named_parameters():
-        state: dict[str, Tensor] = {"step": torch.tensor(float(step))}
-        state |= {moment: _like(moments[f"{moment}.{name}"], p) for moment in MOMENTS}
-        optimizer.state[p] = state
+        optimizer.state[p] = {moment: moments[f"{moment}.{name}"] for moment in MOMENTS}
+        optimizer.state[p]["step"] = torch.tensor(float(step))
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], most: float) -> float:

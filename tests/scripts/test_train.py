@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 import train_parts as parts
 from train_parts import ByteWindows, learning_rate, read_progress
@@ -53,13 +51,24 @@ def losses(folder: Path) -> list[list[str]]:
         return list(csv.reader(file))[1:]
 
 
+def moments_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return parts.read_moments(checkpoint, load_pretrained(checkpoint, progress=False).named_parameters())
+
+
+def same_checkpoint(one: Path, other: Path) -> None:
+    """Bit for bit."""
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    moments, others = moments_of(one), moments_of(other)
+    assert all(torch.equal(moments[name], others[name]) for name in moments)
+
+
 def same_run(plain: Path, other: Path) -> None:
     both = zip(losses(other), losses(plain), strict=True)
     assert all(abs(float(a[1]) - float(b[1])) < 1e-4 for a, b in both)
     one, two = (load_pretrained(f / "step-8", progress=False).state_dict() for f in (plain, other))
     assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
     # AdamW hides a gradient's scale; its moments do not.
-    one, two = (load_file(f / "step-8" / parts.OPTIMIZER_FILE) for f in (plain, other))
+    one, two = (moments_of(f / "step-8") for f in (plain, other))
     assert all((one[name] - two[name]).norm() <= 0.01 * one[name].norm() for name in one)
 
 
@@ -91,8 +100,7 @@ def test_resume_is_exact(plain: Path, tmp_path: Path) -> None:
     assert losses(tmp_path) == losses(plain)
     done = train("--resume", str(plain / "step-4"), "--output", str(tmp_path), "--threads", "1")
     assert done.returncode == 0, done.stderr  # over what is there
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (tmp_path / "step-8" / name).read_bytes() == (plain / "step-8" / name).read_bytes()
+    same_checkpoint(tmp_path / "step-8", plain / "step-8")
 
 
 @pytest.mark.parametrize("how", ["ddp", pytest.param("fsdp", marks=pytest.mark.rows("ci"))])
@@ -179,8 +187,7 @@ def test_resume_of_two_processes_is_exact(text: Path, tmp_path: Path, how: str) 
     done = train("--resume", str(uninterrupted / "step-4"), "--output", str(again), "--parallel", how, processes=2)
     assert done.returncode == 0, done.stderr
     assert losses(again) == losses(uninterrupted)
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (again / "step-8" / name).read_bytes() == (uninterrupted / "step-8" / name).read_bytes()
+    same_checkpoint(again / "step-8", uninterrupted / "step-8")
 
 
 @pytest.mark.rows("ci")
@@ -243,14 +250,22 @@ def test_amp_and_activation_checkpointing(text: Path, plain: Path, tmp_path: Pat
 
 def test_an_optimizer_that_is_damaged(plain: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain / "step-4", tmp_path / "step-4")
-    file = folder / "optimizer.safetensors"
-    tensors = load_file(file)
-    name, *remaining = tensors
-    save_file({key: tensors[key] for key in remaining}, file)
-    for words in (f"optimizer.safetensors: missing: {name}", "optimizer.safetensors: no safetensors file, or cut off"):
+    (file,) = (folder / "optimizer").glob("*.distcp")
+    for damage in (
+        lambda: file.write_bytes(file.read_bytes()[:-5000]),
+        file.unlink,
+        (folder / "optimizer" / ".metadata").unlink,
+    ):
+        damage()
         done = train("--resume", str(folder), "--output", str(tmp_path / "run"), "--steps", "5")
-        assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
-        file.write_bytes(file.read_bytes()[:-100])
+        assert done.returncode != 0 and "Traceback" not in done.stderr
+        assert "optimizer: cannot be read: " in done.stderr, done.stderr
+
+
+def test_moments_of_another_model(plain: Path) -> None:
+    other = [("backbone.blocks.7.ffn.proj_up.weight", torch.zeros(2, 2))]
+    with pytest.raises(ValueError, match="optimizer: cannot be read: .*blocks.7"):
+        parts.read_moments(plain / "step-4", other)
 
 
 @pytest.mark.parametrize(
@@ -341,16 +356,24 @@ def test_processes_that_share_are_for_torchrun(monkeypatch: pytest.MonkeyPatch, 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is an OSError, which the script tells in one line, and leaves no checkpoint that looks like one."""
 
-    def full_for_moments(tensors: dict[str, torch.Tensor], file: Path, metadata: Any) -> None:
-        if Path(file).name == parts.OPTIMIZER_FILE:
-            raise SafetensorError("No space left on device")
-        save_file(tensors, file, metadata=metadata)
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full_for_moments)
     model = xLSTMLarge(xLSTMLargeConfig(32, 2, 1, 256, ffn_proj_factor=1.0))
-    with pytest.raises(OSError, match=r"optimizer\.safetensors: No space left on device"):
-        parts.save_checkpoint(tmp_path / "step-1", model, parts.make_optimizer(model, 1e-3, 0.1), {})
-    assert not (tmp_path / "step-1").exists()
+    optimizer = parts.make_optimizer(model, 1e-3, 0.1)
+    model.loss(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
+    optimizer.step()
+    for owner, name, words in (
+        (torch, "save", "optimizer: cannot be written: .*No space left on device"),
+        (checkpoint, "save_file", "No space left on device"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, full)
+            with pytest.raises(OSError, match=words):
+                parts.save_checkpoint(tmp_path / "step-1", model, optimizer, {})
+        assert not (tmp_path / "step-1").exists()
+    parts.save_checkpoint(tmp_path / "step-1", model, optimizer, {})
+    assert len(moments_of(tmp_path / "step-1")) == 2 * len(list(model.parameters()))
 
 
 def test_a_checkpoint_has_its_shape(
