@@ -72,7 +72,8 @@ def _rank(rank: int, count: int, kind: str, folder: str, pipe: Connection) -> No
     while True:
         task = pipe.recv()
         try:
-            pipe.send(_measured(*task, device))
+            rounds, make, arguments = task
+            pipe.send(_measured(rounds, make, arguments, device))
         except Exception:
             pipe.send(traceback.format_exc())
         gc.collect()

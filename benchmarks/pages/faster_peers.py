@@ -112,7 +112,7 @@ CONTESTS: dict[str, Callable[[Results], Iterable[Contest]]] = {
     "prefill": lambda r: ((f"prefill {p['title']}", p["contenders"]) for p in r["points"]),
 }
 # Ours beside ours; rates of servers under loads that are not the same for all.
-LEFT_OUT = ("attention features", "serving over HTTP", "context parallel")
+LEFT_OUT = ("attention features", "serving over HTTP", "context parallel", "tensor parallel")
 
 
 def comparisons(file: str, results: Results, common: bool) -> Iterator[Comparison]:

@@ -26,6 +26,7 @@ MODULES = (
     "training",
     "serving_http",
     "context_parallel",
+    "tensor_parallel",
 )
 
 

@@ -109,7 +109,7 @@ class _Parts:
         self.sources.append((owner, name, value))
         if value is None and name in ("weight", "qweight"):
             raise Unknown(f"no {name} of its own")
-        if self.mesh is not None and is_divided(value):
+        if value is not None and self.mesh is not None and is_divided(value):
             if value.device_mesh != self.mesh or self.mesh.ndim != 1:
                 raise Unknown(f"{name} is divided over other ranks than the heads")
             value = value._local_tensor
