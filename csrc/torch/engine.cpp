@@ -204,8 +204,8 @@ void decode_part_(const Tensor& out, const Tensor& x, const OptionalTensor& keep
                   const Tensor& weight_index, const std::vector<Tensor>& states, int64_t part, int64_t heads,
                   double norm_eps, double eps, double gate_cap, double output_cap) {
   STD_TORCH_CHECK(x.dim() == 2, "x: expected a matrix (B, D)");
-  STD_TORCH_CHECK(part >= XLSTM_DECODE_MLSTM && part <= XLSTM_DECODE_HEAD, "part: expected ",
-                  int(XLSTM_DECODE_MLSTM), " to ", int(XLSTM_DECODE_HEAD), ", got ", part);
+  STD_TORCH_CHECK(part >= XLSTM_DECODE_MLSTM && part <= XLSTM_DECODE_HEAD, "part: expected ", int(XLSTM_DECODE_MLSTM),
+                  " to ", int(XLSTM_DECODE_HEAD), ", got ", part);
   xlstm_decode p{};
   p.part = static_cast<xlstm_decode_part>(part);
   decode(p, out, x, keep, tensors, weight_index, states, heads, norm_eps, eps, gate_cap, output_cap);
