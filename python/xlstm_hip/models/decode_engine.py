@@ -212,7 +212,7 @@ class StepGraph:
     and mask are read where they were in the first step: a step that samples the next token is then a single replay.
     """
 
-    def __init__(self, errors: str) -> None:
+    def __init__(self, errors: str = "global") -> None:
         self._steps, self._errors = 0, errors
         self._replay: Callable[[], None] | None = None
 
@@ -265,6 +265,7 @@ class DecodeEngine:
         self._table = getattr(*embedding)
         self._mesh = mesh_of(self._table)
         self._sums: dict[int, StepSums] = {}  # by the most rows
+        self._of_block: list[tuple[list[Tensor], Tensor]] = []  # over ranks: each block's weights, and their index
         self._parts = parts = _Parts(self._table.weight.device, self._mesh)
         self._head = None if head is None else getattr(*head)
         self._first = self._placed()
@@ -420,10 +421,18 @@ class DecodeEngine:
             numbers.eps, numbers.gate_cap, numbers.output_cap,
         )  # fmt: skip
 
+    def _weights_of(self, block: int, blocks: int) -> tuple[list[Tensor], Tensor]:
+        """The weights of a block and those that are of none, and the index of them by themselves."""
+        index, begin = self._parts.weight_index, block * SLOTS_OF_BLOCK
+        slots = (*index[begin : begin + SLOTS_OF_BLOCK], *index[blocks * SLOTS_OF_BLOCK :])
+        count = itertools.count()
+        own = torch.tensor([-1 if slot < 0 else next(count) for slot in slots], device="cpu")
+        return [self._parts.tensors[slot] for slot in slots if slot >= 0], own
+
     def _call_over_ranks(
         self, out: Tensor, tokens: Tensor, keep: Tensor | None, states: Sequence[Tensor], numbers: Numbers
     ) -> None:
-        parts, table = self._parts, self._table.weight
+        table = self._table.weight
         vocabulary, features = table.shape
         if tokens.is_cpu and not ((tokens >= 0) & (tokens < vocabulary)).all():
             raise IndexError(f"tokens: expected token ids from 0 to {vocabulary - 1}, got {tokens.tolist()}")
@@ -433,15 +442,13 @@ class DecodeEngine:
             self._sums[rows] = StepSums(self._mesh, 2 * blocks, rows, features, vocabulary, tokens.device)
         sums = self._sums[rows]
 
+        if not self._of_block:
+            self._of_block = [self._weights_of(block, blocks) for block in range(blocks)]
+
         def run(to: Tensor, part: int, block: int) -> None:
-            begin = block * SLOTS_OF_BLOCK
-            slots = (
-                *parts.weight_index[begin : begin + SLOTS_OF_BLOCK],
-                *parts.weight_index[blocks * SLOTS_OF_BLOCK :],
-            )
-            used = [parts.tensors[slot] for slot in slots if slot >= 0]
+            weights, index = self._of_block[block]
             ops.OPS.decode_part_(
-                to, sums.x, keep, used, _numbered(slots), states[3 * block : 3 * block + 3], part, numbers.heads,
+                to, sums.x, keep, weights, index, states[3 * block : 3 * block + 3], part, numbers.heads,
                 self._norm_eps, numbers.eps, numbers.gate_cap, numbers.output_cap,
             )  # fmt: skip
 
@@ -457,12 +464,6 @@ class DecodeEngine:
         own = out.new_empty(len(tokens), last - first)
         run(own, HEAD, 0)
         sums.whole_logits(own, out)
-
-
-def _numbered(slots: Sequence[int]) -> Tensor:
-    """The index of weights that are given one after the other, -1 where there is none."""
-    count = itertools.count()
-    return torch.tensor([-1 if slot < 0 else next(count) for slot in slots], device="cpu")
 
 
 _ENGINES: weakref.WeakKeyDictionary[nn.Module, DecodeEngine] = weakref.WeakKeyDictionary()
