@@ -71,7 +71,7 @@ def model_of(weights: str, device: str, dtype: torch.dtype | None = None) -> Any
 
 
 def of_steps(model: Any, device: str) -> list[Tensor]:
-    """The logits of three steps of three rows, of which one does not go on in one of them; then a text of one row."""
+    """The logits of five steps of three rows, of which one does not go on in one of them."""
     x = tokens(3, 40, WIDE["vocab_size"]).to(device)
     keep = torch.tensor([True, False, True], device=device)
     with torch.no_grad():
