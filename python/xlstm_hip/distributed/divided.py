@@ -143,59 +143,32 @@ class LayerRanks:
 
     def enter(self, x: Tensor) -> Tensor:
         """x (B, S, D) of all tokens. Its gradient is the sum over ranks."""
-        return (_GatheredTokens if self.of_tokens else _SummedGradient).apply(x, self.mesh.get_group())
+        there, back = (_all_tokens, _own_tokens_of_sum) if self.of_tokens else (_same, sum_of)
+        return _Exchanged.apply(x, self.mesh.get_group(), there, back)
 
     def leave(self, y: Tensor, bias: Any) -> Tensor:
         """The sum over ranks of y (B, S, D), and bias."""
-        y = (_SumOfTokens if self.of_tokens else _Sum).apply(y, self.mesh.get_group())
+        there, back = (_own_tokens_of_sum, _all_tokens) if self.of_tokens else (sum_of, _same)
+        y = _Exchanged.apply(y, self.mesh.get_group(), there, back)
         return y if bias is None else y + own_with_gradient(bias, self.of_tokens).to(y.dtype)
 
 
-class _SummedGradient(OpFunction):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Exchanged(OpFunction):
+    """An exchange between ranks, and the one that its gradient takes."""
 
     @staticmethod
-    @first_order
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return sum_of(gradient, ctx.group), None
-
-
-class _Sum(OpFunction):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return sum_of(y, group)
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Any, back: Any) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None
+        return ctx.back(gradient, ctx.group), None, None, None
 
 
-class _GatheredTokens(OpFunction):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _all_tokens(x, group)
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _own_tokens_of_sum(gradient, ctx.group), None
-
-
-class _SumOfTokens(OpFunction):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _own_tokens_of_sum(y, group)
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _all_tokens(gradient, ctx.group), None
+def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return x.view_as(x)
 
 
 def _all_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
