@@ -61,4 +61,18 @@ inline void is_gate(xlstm_gate gate, int32_t normalize) {
   if (gate == XLSTM_GATE_EXP && !normalize) invalid("normalize: the exp gate is always normalised");
 }
 
+// Offsets of the sequences of a packed row, or none. Their values are read on a CPU alone.
+inline void is_cu_seqlens(const int64_t* offsets, int64_t sequences, int64_t batch, int64_t length, bool on_host) {
+  if (!offsets) return;
+  at_least("sequences", sequences, 1);
+  if (batch != 1) invalid("cu_seqlens: expected batch 1, got " + std::to_string(batch));
+  if (!on_host) return;
+  if (offsets[0] != 0) invalid("cu_seqlens: expected to start at 0");
+  for (int64_t n = 0; n < sequences; ++n)
+    if (offsets[n + 1] <= offsets[n]) invalid("cu_seqlens: expected values that rise");
+  if (offsets[sequences] != length)
+    invalid("cu_seqlens: expected to end at S = " + std::to_string(length) + ", got " +
+            std::to_string(offsets[sequences]));
+}
+
 }  // namespace xlstm

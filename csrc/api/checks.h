@@ -30,4 +30,7 @@ void check_decode(const xlstm_decode&, bool on_host);
 void check_linear_forward(const xlstm_linear_forward&, bool on_host);
 void check_draw(const xlstm_draw&, bool on_host);
 
+void check_slstm_forward(const xlstm_slstm_forward&, bool on_host);
+void check_slstm_backward(const xlstm_slstm_backward&, bool on_host);
+
 }  // namespace xlstm

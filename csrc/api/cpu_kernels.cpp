@@ -18,6 +18,9 @@ namespace xlstm {
   }                                                   \
   namespace isa::engine {                             \
   extern const DecodeCpuKernels decode_kernels;       \
+  }                                                   \
+  namespace isa::slstm {                              \
+  extern const SlstmCpuKernels slstm_kernels;         \
   }
 XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLES)
 #undef XLSTM_DECLARE_TABLES
@@ -25,7 +28,7 @@ XLSTM_FOR_EACH_ISA(XLSTM_DECLARE_TABLES)
 const CpuKernels& cpu_kernels() {
 #define XLSTM_TABLES(isa)                                                                   \
   {isa::mlstm::mlstm_kernels, isa::attention::attention_kernels, isa::layer::layer_kernels, \
-   isa::engine::decode_kernels},
+   isa::engine::decode_kernels, isa::slstm::slstm_kernels},
   static const CpuKernels tables[] = {XLSTM_FOR_EACH_ISA(XLSTM_TABLES)};
 #undef XLSTM_TABLES
   return tables[int(cpu_isa())];

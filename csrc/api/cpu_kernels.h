@@ -8,12 +8,14 @@ struct MlstmCpuKernels;
 struct AttentionCpuKernels;
 struct LayerCpuKernels;
 struct DecodeCpuKernels;
+struct SlstmCpuKernels;
 
 struct CpuKernels {
   const MlstmCpuKernels& mlstm;
   const AttentionCpuKernels& attention;
   const LayerCpuKernels& layer;
   const DecodeCpuKernels& engine;
+  const SlstmCpuKernels& slstm;
 };
 
 const CpuKernels& cpu_kernels();

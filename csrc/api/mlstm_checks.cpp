@@ -35,16 +35,7 @@ void check(const xlstm_mlstm& in, bool on_host) {
   has_gate_dtype("i", in.i, in.q);
   has_gate_dtype("f", in.f, in.q);
   all_or_none("c_initial, n_initial, m_initial", in.c_initial, in.n_initial, in.m_initial);
-  if (!in.cu_seqlens) return;
-  at_least("sequences", in.sequences, 1);
-  if (in.batch != 1) invalid("cu_seqlens: expected batch 1, got " + std::to_string(in.batch));
-  if (!on_host) return;
-  if (in.cu_seqlens[0] != 0) invalid("cu_seqlens: expected to start at 0");
-  for (int64_t n = 0; n < in.sequences; ++n)
-    if (in.cu_seqlens[n + 1] <= in.cu_seqlens[n]) invalid("cu_seqlens: expected values that rise");
-  if (in.cu_seqlens[in.sequences] != in.length)
-    invalid("cu_seqlens: expected to end at S = " + std::to_string(in.length) + ", got " +
-            std::to_string(in.cu_seqlens[in.sequences]));
+  is_cu_seqlens(in.cu_seqlens, in.sequences, in.batch, in.length, on_host);
 }
 
 void check(const xlstm_mlstm_forward& p, bool on_host) {

@@ -13,12 +13,33 @@ XLSTM_DEVICE void opaque(Vec16& vec) {
   for (uint32_t& word : vec.word) word = opaque(word);
 }
 
+// Stores a vector in one access. NVIDIA's compiler would store the words one by one where they are not in neighbouring
+// registers.
+XLSTM_DEVICE void write_vec16(void* to, const Vec16& vec) {
+#if defined(__CUDACC__)
+  asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(vec.word[0]), "r"(vec.word[1]), "r"(vec.word[2]),
+               "r"(vec.word[3])
+               : "memory");
+#else
+  *reinterpret_cast<Halves*>(to) = __builtin_bit_cast(Halves, vec);
+#endif
+}
+
 // 1 / x with an error of one unit in the last place; 0 for x above 2^126.
 XLSTM_DEVICE float reciprocal_fast(float x) {
 #if defined(__CUDACC__)
   return rcp_approx(x);
 #else
   return __builtin_amdgcn_rcpf(x);
+#endif
+}
+
+// Of a normal number, with an error of 2^-22 near 1 and of two units in the last place elsewhere.
+XLSTM_DEVICE float log2_fast(float x) {
+#if defined(__CUDACC__)
+  return __log2f(x);
+#else
+  return __builtin_amdgcn_logf(x);
 #endif
 }
 

@@ -132,6 +132,67 @@ XLSTM_API xlstm_status xlstm_gpu_mlstm_chunkwise(const xlstm_mlstm_forward*, con
 XLSTM_API xlstm_status xlstm_gpu_mlstm_recurrent(const xlstm_mlstm_forward*, const xlstm_gpu*);
 XLSTM_API xlstm_status xlstm_gpu_mlstm_backward_pass(const xlstm_mlstm_backward*, const xlstm_gpu*);
 
+/* ---- sLSTM, and LSTM
+ *
+ * Recurrent cells whose gates read the previous hidden state through a matrix for each head (csrc/slstm/recurrence.h
+ * has the maths). Gates are in the order i, f, z, o. With U units of a head, P = xlstm_slstm_padded(U) is U rounded up
+ * to a multiple of 32: matrices lie padded, with zeros in the rows and columns beyond U. */
+typedef enum xlstm_cell {
+  XLSTM_CELL_SLSTM = 0,            /* f = sigmoid, i = exp, stabilised */
+  XLSTM_CELL_SLSTM_EXP_FORGET = 1, /* f = exp */
+  XLSTM_CELL_LSTM = 2              /* no n and m */
+} xlstm_cell;
+
+/* The inputs of every call. States before the first token are zero where `h_initial` is NULL. A unit whose n_initial
+ * is zero has no past: its c_initial and m_initial are not read. */
+typedef struct xlstm_slstm {
+  int64_t batch, heads, length, units;
+  const int64_t* cu_seqlens; /* sequences + 1 offsets, or NULL: every batch row is a sequence */
+  int64_t sequences;         /* N with cu_seqlens, else ignored */
+  xlstm_cell cell;
+  xlstm_dtype dtype; /* of matrices, gates and hidden states */
+  const void*
+      recurrent; /* forward (NH, 4, P, P): unit of a gate, previous unit; backward (NH, P, 4, P): its transpose */
+  /* (N, NH, U) h in dtype, the others in the wide dtype; LSTM has no n and m. All of the cell's or none; backward reads
+   * c and n alone. */
+  const void *h_initial, *c_initial, *n_initial, *m_initial;
+} xlstm_slstm;
+
+typedef struct xlstm_slstm_forward {
+  xlstm_slstm in;
+  const void* x;                           /* (B, S, 4, NH, U) without the recurrent part */
+  int64_t x_stride[4];                     /* of all axes but the last, which is contiguous */
+  const void* bias;                        /* (4, NH, U) in the wide dtype, or NULL */
+  void* h;                                 /* (B, S, NH, U) in dtype */
+  void* gates;                             /* (B, S, 3, NH, U) in dtype, for backward; NULL: not wanted */
+  void* memory;                            /* (B, S, 3, NH, U) in the wide dtype, with `gates` */
+  void* m;                                 /* (B, S, NH, U) the stabilisers, in the wide dtype; NULL: not wanted */
+  void *h_last, *c_last, *n_last, *m_last; /* as the initial states, which they may be; all of the cell's or none */
+} xlstm_slstm_forward;
+
+typedef struct xlstm_slstm_backward {
+  xlstm_slstm in;
+  const void *gates, *memory;              /* as forward left them */
+  const void* dh;                          /* (B, S, NH, U) in dtype */
+  const void *dc, *dn, *dm;                /* (B, S, NH, U) of the states of each token, in the wide dtype; or NULL */
+  const void *dc_last, *dn_last, *dm_last; /* (N, NH, U) in the wide dtype, or NULL */
+  void* dx;                                /* (B, S, 4, NH, U) in dtype */
+  void* dbias; /* (N, 4, NH, U) in the wide dtype, whose sum over N is the bias's gradient; or NULL */
+  void *dh_initial, *dc_initial, *dn_initial, *dm_initial; /* (N, NH, U) in the wide dtype; all of the cell's or none */
+} xlstm_slstm_backward;
+
+XLSTM_API int64_t xlstm_slstm_padded(int64_t units);
+
+XLSTM_API size_t xlstm_slstm_forward_workspace(const xlstm_slstm_forward*, int32_t threads);
+XLSTM_API size_t xlstm_slstm_backward_workspace(const xlstm_slstm_backward*, int32_t threads);
+XLSTM_API xlstm_status xlstm_slstm_forward_pass(const xlstm_slstm_forward*, const xlstm_runtime*);
+XLSTM_API xlstm_status xlstm_slstm_backward_pass(const xlstm_slstm_backward*, const xlstm_runtime*);
+
+/* On a GPU: no call needs a workspace. U is at most 512 and a multiple of 8, as are the strides of x; all tensors begin
+ * at a multiple of 16 bytes. */
+XLSTM_API xlstm_status xlstm_gpu_slstm_forward_pass(const xlstm_slstm_forward*, const xlstm_gpu*);
+XLSTM_API xlstm_status xlstm_gpu_slstm_backward_pass(const xlstm_slstm_backward*, const xlstm_gpu*);
+
 /* ---- attention
  *
  * B sequences, HQ query heads, HK key heads (HQ a multiple of HK: query head h reads key head h / (HQ / HK)), head dims

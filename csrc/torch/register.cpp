@@ -24,6 +24,10 @@
 //
 // Sampling: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool,
 // weights (B, V) int64.
+//
+// Recurrent cells: x (B, S, 4, NH, U), gates i, f, z, o  h (B, S, NH, U)  states (N, NH, U). recurrent is padded, (NH, 4,
+// P, P) for forward and (NH, P, 4, P) for backward. gates and memory (B, S, 3, NH, U) are what backward needs. Absent
+// results are empty.
 #include "torch/library.h"
 
 XLSTM_OPS_DEF(m) {
@@ -125,4 +129,17 @@ XLSTM_OPS_DEF(m) {
       "draw_tokens_(Tensor(a!) tokens, Tensor logits, Tensor? seeds, Tensor(b!)? numbers, Tensor(c!)? seen, "
       "Tensor(d!)? going, Tensor? ends, Tensor(e!)? weights, int pad, float temperature, int top_k, float top_p, "
       "float repetition_penalty) -> ()");
+  m.def(
+      "slstm_forward(Tensor x, Tensor recurrent, Tensor? bias, Tensor? h_initial, Tensor? c_initial, "
+      "Tensor? n_initial, Tensor? m_initial, Tensor? cu_seqlens, int cell, bool keep, bool stabilisers) "
+      "-> (Tensor h, Tensor h_last, Tensor c_last, Tensor n_last, Tensor m_last, Tensor gates, Tensor memory, "
+      "Tensor m)");
+  m.def(
+      "slstm_step_(Tensor x, Tensor recurrent, Tensor? bias, Tensor(a!) h, Tensor(b!) c, Tensor(c!)? n, "
+      "Tensor(d!)? m, int cell) -> Tensor");
+  m.def(
+      "slstm_backward(Tensor dh, Tensor recurrent, Tensor gates, Tensor memory, Tensor? c_initial, Tensor? n_initial, "
+      "Tensor? cu_seqlens, Tensor? dc, Tensor? dn, Tensor? dm, Tensor? dc_last, Tensor? dn_last, Tensor? dm_last, "
+      "int cell, bool bias, bool initial) -> (Tensor dx, Tensor dbias, Tensor dh_initial, Tensor dc_initial, "
+      "Tensor dn_initial, Tensor dm_initial)");
 }
