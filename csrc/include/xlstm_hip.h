@@ -188,8 +188,10 @@ XLSTM_API size_t xlstm_slstm_backward_workspace(const xlstm_slstm_backward*, int
 XLSTM_API xlstm_status xlstm_slstm_forward_pass(const xlstm_slstm_forward*, const xlstm_runtime*);
 XLSTM_API xlstm_status xlstm_slstm_backward_pass(const xlstm_slstm_backward*, const xlstm_runtime*);
 
-/* On a GPU: no call needs a workspace. U is at most 512 and a multiple of 8, as are the strides of x; all tensors begin
+/* On a GPU U is at most 512 and a multiple of 8, as are the strides of x; all tensors begin
  * at a multiple of 16 bytes. */
+XLSTM_API size_t xlstm_gpu_slstm_forward_workspace(const xlstm_slstm_forward*);
+XLSTM_API size_t xlstm_gpu_slstm_backward_workspace(const xlstm_slstm_backward*);
 XLSTM_API xlstm_status xlstm_gpu_slstm_forward_pass(const xlstm_slstm_forward*, const xlstm_gpu*);
 XLSTM_API xlstm_status xlstm_gpu_slstm_backward_pass(const xlstm_slstm_backward*, const xlstm_gpu*);
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         ray_serve,
         reference,
         serving,
+        slstm,
         tune,
     )
 
@@ -89,6 +90,7 @@ PUBLIC_MODULES = {
     "ray_serve": "the server on many machines, by Ray Serve",
     "reference": "the mLSTM in plain torch",
     "serving": "many requests at a time on one model",
+    "slstm": "the sLSTM and the LSTM with heads, FlashRNN's function",
     "tune": "searching for launch plans",
 }
 

@@ -75,6 +75,12 @@ NOTES: list[tuple[str, str, str]] = [
     ),
     (
         f"{CDNA}|gfx1100",
+        r"cell_(forward|backward)<.*",
+        "a token is a small product, and then the gates of its units: eight transcendentals each, three divisions, "
+        "loads and stores of what backward needs. The chain from token to token binds.",
+    ),
+    (
+        f"{CDNA}|gfx1100",
         r"chunk_walk_wide<.*",
         "each chunk reads a slice of the state from memory and writes it back, and also reads a, x and scores. Memory "
         "binds.",

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from support import cell_cases as cases
-from support.cell_cases import CASES, Case
+from support.cell_cases import CASES
+from support.cell_shapes import Case
 from support.representative import marked
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

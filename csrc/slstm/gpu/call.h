@@ -3,6 +3,8 @@
 // launch that fails throws std::runtime_error.
 #pragma once
 
+#include <cstddef>
+
 #include "slstm/gpu/plan.h"
 #include "xlstm_hip.h"
 
@@ -10,7 +12,8 @@ namespace xlstm::gpu::slstm {
 
 CellPlan plan_call(const xlstm_slstm_forward&, const Chip&);
 CellPlan plan_call(const xlstm_slstm_backward&, const Chip&);
-void forward(const xlstm_slstm_forward&, const CellPlan&, void* stream);
-void backward(const xlstm_slstm_backward&, const CellPlan&, void* stream);
+size_t workspace(const CellPlan&);
+void forward(const xlstm_slstm_forward&, const CellPlan&, void* workspace, void* stream);
+void backward(const xlstm_slstm_backward&, const CellPlan&, void* workspace, void* stream);
 
 }  // namespace xlstm::gpu::slstm

@@ -52,7 +52,9 @@ CellPlan plan_call(const xlstm_slstm_backward& p, const Chip& chip) {
   return plan_cell(sequences_of(p.in), p.in.heads, p.in.length, p.in.units, element_bytes(p.in), true, chip);
 }
 
-void forward(const xlstm_slstm_forward& call, const CellPlan& plan, void* stream) {
+size_t workspace(const CellPlan& plan) { return size_t(plan.carried) * sizeof(float); }
+
+void forward(const xlstm_slstm_forward& call, const CellPlan& plan, void* workspace, void* stream) {
   const xlstm_slstm& in = call.in;
   check_layout(in, {{"recurrent", in.recurrent},
                     {"x", call.x},
@@ -90,10 +92,16 @@ void forward(const xlstm_slstm_forward& call, const CellPlan& plan, void* stream
   p.c_last = floats(call.c_last);
   p.n_last = floats(call.n_last);
   p.m_last = floats(call.m_last);
+  if (plan.carried && !p.c_last) {  // where the states stay from token to token
+    const int64_t states = plan.carried / 3;
+    p.c_last = static_cast<float*>(workspace);
+    p.n_last = p.c_last + states;
+    p.m_last = p.n_last + states;
+  }
   with_element(in.dtype, [&](auto e) { launch_forward<decltype(e)>(p, plan, static_cast<Stream>(stream)); });
 }
 
-void backward(const xlstm_slstm_backward& call, const CellPlan& plan, void* stream) {
+void backward(const xlstm_slstm_backward& call, const CellPlan& plan, void* workspace, void* stream) {
   const xlstm_slstm& in = call.in;
   check_layout(in, {{"recurrent", in.recurrent},
                     {"c_initial", in.c_initial},
@@ -120,6 +128,7 @@ void backward(const xlstm_slstm_backward& call, const CellPlan& plan, void* stre
   p.n_initial = floats(in.n_initial);
   p.gates = call.gates;
   p.memory = floats(call.memory);
+  p.carried = static_cast<float*>(workspace);
   p.dh = call.dh;
   p.dc = floats(call.dc);
   p.dn = floats(call.dn);

@@ -6,33 +6,33 @@
 namespace xlstm::gpu::slstm {
 namespace {
 
-template <template <int, int> class Kernel, class E, class Params>
+template <template <int> class Kernel, class E, class Params>
 void launch_cell(const char* name, const Params& p, const CellPlan& plan, Stream stream) {
   const auto start = [&](auto kernel) { launch(name, kernel, {plan.blocks, plan.threads, plan.lds_bytes}, stream, p); };
   if constexpr (sizeof(E) == 2) {
     switch (plan.resident) {
       case 32:
-        return start(Kernel<32, 1>::get());
+        return start(Kernel<32>::get());
       case 64:
-        return start(Kernel<64, 1>::get());
+        return start(Kernel<64>::get());
       case 96:
-        return start(Kernel<96, 1>::get());
+        return start(Kernel<96>::get());
       case 128:
-        return start(Kernel<128, 1>::get());
+        return start(Kernel<128>::get());
     }
   }
-  plan.groups == 1 ? start(Kernel<0, 1>::get()) : start(Kernel<0, 2>::get());
+  start(Kernel<0>::get());
 }
 
 using E = XLSTM_ELEMENT;
 
-template <int kResident, int kGroups>
+template <int kResident>
 struct Forward {
-  static auto get() { return cell_forward<E, kResident, kGroups>; }
+  static auto get() { return cell_forward<E, kResident>; }
 };
-template <int kResident, int kGroups>
+template <int kResident>
 struct Backward {
-  static auto get() { return cell_backward<E, kResident, kGroups>; }
+  static auto get() { return cell_backward<E, kResident>; }
 };
 
 }  // namespace

@@ -18,8 +18,8 @@
 namespace xlstm::gpu::slstm {
 
 // Threads of a block at most, and whether the family has registers for a resident matrix.
-template <class E, int kResident>
-constexpr int kThreads = (kResident ? kResident / kStep<E> : kMaxWaves) * kWave;
+template <class E, int kResident, bool kBackward>
+constexpr int kThreads = (kResident ? kResident / kStep<E> : max_waves(kFamily, kBackward)) * kWave;
 template <class E, int kResident>
 constexpr bool kHasKernel = kResident == 0 || fits_registers(kFamily, sizeof(E), kResident);
 
@@ -196,6 +196,20 @@ struct MatrixRows {
     for (int s = 0; s < kUnitSteps<E>; ++s) f(s, stream_of<E>(vec, s));
   }
 };
+
+// multiply(), whose sums of floats are added in parts: the rounding errors of one long sum would be twice as large.
+template <class E>
+XLSTM_DEVICE void multiply_in_parts(Strip<E>& sum, const StreamOperand<E>& stream, const ChainOperand<E>& chain) {
+  if constexpr (sizeof(E) == 2 || kFamily != Family::cdna) {
+    multiply(sum, stream, chain);
+  } else {
+    Strip<E> part;
+    part.zero();
+    multiply(part, stream, chain);
+#pragma unroll
+    for (int r = 0; r < Strip<E>::kRegisters; ++r) sum.value[r] += part.value[r];
+  }
+}
 
 // The functions of slstm/recurrence.h on a GPU's floats. For elements of 2 bytes by the GPU's own instructions, with an
 // absolute error of 2^-22 or so; for floats by the compiler's library.

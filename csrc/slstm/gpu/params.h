@@ -36,6 +36,7 @@ struct BackwardParams {
   const void* gates;
   const float* memory;
   const void* dh;
+  float* carried;
   const float *dc, *dn, *dm, *dc_last, *dn_last, *dm_last;
   void* dx;
   float *dbias, *dh_initial, *dc_initial, *dn_initial, *dm_initial;

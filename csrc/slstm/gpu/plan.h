@@ -17,7 +17,9 @@ namespace xlstm::gpu::slstm {
 
 using namespace xlstm::slstm;
 
-constexpr int kMaxWaves = 16;
+// Waves of a block that reads the matrix from L2: as many as leave a lane registers for it.
+constexpr int max_waves(Family f, bool is_backward) { return f == Family::cdna ? (is_backward ? 4 : 8) : 16; }
+constexpr int kCarriedValues = 3 + kGates;           // floats of a unit that such a block keeps in memory in backward
 constexpr int kResidentUnits[] = {32, 64, 96, 128};  // padded units of a head for which there are resident kernels
 constexpr int kMaxResidentRegisters = 128;           // of a lane, for the operands of the matrix
 constexpr int64_t kResidentFrom = 4;                 // tokens, from which on loading the matrix first pays
@@ -44,9 +46,9 @@ struct CellPlan {
   int padded;    // units of a head
   int resident;  // the same, or 0 where the matrix is read for each token
   int rows;      // sequences of a block
-  int groups;    // of units in a wave, 1 or 2
   int threads, lds_bytes;
   int64_t blocks;
+  int64_t carried;  // floats of memory for what does not stay in registers
 };
 
 // numbers: of an LDS row, padded units in forward and 4 times as many in backward.
@@ -58,13 +60,13 @@ inline CellPlan plan_cell(int64_t sequences, int64_t heads, int64_t longest, int
   for (const int padded : kResidentUnits)
     if (longest >= kResidentFrom && p.padded == padded && fits_registers(f, element_bytes, padded)) p.resident = padded;
   const int strips = p.padded / strip_step(f, element_bytes);
-  p.groups = int(ceil_div(strips, kMaxWaves));
-  p.threads = int(ceil_div(strips, p.groups)) * wave_size(f);
+  p.threads = (p.resident ? strips : std::min(strips, max_waves(f, is_backward))) * wave_size(f);
   const int row_bytes = lds_row_bytes(f, element_bytes, int64_t(p.padded) * (is_backward ? kGates : 1));
   p.rows = block_rows(f);
   while (2 * p.rows * row_bytes > chip.lds_bytes) p.rows /= 2;
   p.lds_bytes = 2 * p.rows * row_bytes;
   p.blocks = heads * ceil_div(sequences, p.rows);
+  p.carried = p.resident ? 0 : sequences * heads * units * (is_backward ? kCarriedValues : 3);
   return p;
 }
 

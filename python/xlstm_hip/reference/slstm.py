@@ -73,9 +73,9 @@ def slstm_sequence(
         h, c, n, m = now
         has_past = n != 0
         now = h, torch.where(has_past, c, 0.0), n, torch.where(has_past, m, -torch.inf)
-    tokens = []
+    states_of_tokens: list[CellStates] = []
     for gate in gates.unbind(1):
         h, *rest = cell_token(gate, matrix, now, lstm, exp_forget)
         now = (h.to(x.dtype), *rest)
-        tokens.append(now)
-    return [torch.stack(parts, 1) for parts in zip(*tokens, strict=True)], now
+        states_of_tokens.append(now)
+    return [torch.stack(parts, 1) for parts in zip(*states_of_tokens, strict=True)], now

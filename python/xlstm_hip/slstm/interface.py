@@ -189,8 +189,8 @@ def slstm_step_interface(
     for name, state, as_taken in zip(_STATES[function], states, given or (), strict=True):
         if state is not as_taken:
             raise ValueError(
-                f"states, {name}: expected a contiguous tensor of {as_taken.dtype} to write over, got {state.dtype} with "
-                f"strides {tuple(state.stride())}"
+                f"states, {name}: expected a contiguous tensor of {as_taken.dtype} to write over, got {state.dtype} "
+                f"with strides {tuple(state.stride())}"
             )
     if checks.gradient_needed(x, recurrent, bias, *states):
         raise ValueError("in_place: expected no gradient to be asked for; call it in torch.no_grad()")

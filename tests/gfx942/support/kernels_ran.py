@@ -15,6 +15,7 @@ from support.representative import LEVELS
 PARTS: dict[str, str | frozenset[str]] = {
     "test_mlstm.py": "mlstm",
     "test_layer_kernels.py": "layer",
+    "test_slstm.py": "slstm",
     "test_engine_step.py": frozenset(
         (
             "gemv_kernel",
