@@ -4,6 +4,8 @@ between register files than the aim."""
 
 from __future__ import annotations
 
+import re
+
 # Kernels that have no matrix product: scans and sums over gates, vectors, states and segments, what stands around
 # attention's backward pass and decoding, the recurrent ones and a model's step, whose products are of few vectors, the
 # draw of a token, and the layers. Every other kernel must use the matrix unit.
@@ -63,6 +65,18 @@ OF_CDNA = {
     "segment_states_cdna",
     "write_records_kernel",
 }
+
+# Kernels that may spill: (arch, kernel), as regular expressions.
+SPILLING = [
+    # 256 registers are all that RDNA has, and a lane's eight units take 40 for what is carried, 40 for what is loaded
+    # and 16 for the gradients. Some 26 are spilled, once a token, beside the matrix that is read from L2.
+    (r"gfx1[12]\d\d", r"cell_backward<\w+, 0>"),
+]
+
+
+def may_spill(arch: str, kernel: str) -> bool:
+    return any(re.fullmatch(a, arch) and re.fullmatch(k, kernel) for a, k in SPILLING)
+
 
 # (arch, kernel, what the vector instructions are for), as regular expressions; the first that fits.
 CDNA = "gfx90a|gfx942"

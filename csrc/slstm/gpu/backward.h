@@ -92,12 +92,14 @@ XLSTM_DEVICE void walk_backward(const BackwardParams& p, char* lds) {
     for (int u = 0; u < kUnits<E>; ++u)
       if (t < lane.length) add_gradients<Maths>(to[u].carry, to[u].c, to[u].n, dc.at(u), dn.at(u), dm.at(u));
   };
+  const auto dbias_of = [&](int g) {
+    return p.dbias + ((lane.sequence * kGates + g) * at.heads + lane.head) * at.units;
+  };
   // The gradients of token t's gates, to LDS and memory.
   const auto finish = [&](const LaneUnits<E>& own, const TokenValues<E>& now, CarriedUnit<E>(&carried)[kUnits<E>],
                           const Strip<E>& dh_recurrent, int t) {
     const bool is_token = t < lane.length;
     Units<E, E> draw[kGates];
-    Units<float, E> dlf;
     with_cell(at.cell, [&](auto cell) {
 #pragma unroll
       for (int u = 0; u < kUnits<E>; ++u) {
@@ -114,10 +116,11 @@ XLSTM_DEVICE void walk_backward(const BackwardParams& p, char* lds) {
         for (int g = 0; g < kGates; ++g) {
           const float value = is_token ? each[g] : 0.0f;
           draw[g].set(u, value);
-          of.dbias[g] += value;
+          if constexpr (kResident > 0) of.dbias[g] += value;
         }
-        dlf.set(u, dlf_of_unit);
+        if (t == 0) carry.du = dlf_of_unit;  // the gradient of the first m
         if (is_token) of.c = before.c, of.n = before.n, of.carry = carry;
+        if constexpr (kResident == 0) load_barrier();  // registers of one unit after the other
       }
     });
     E* dx = static_cast<E*>(p.dx) + lane.among_values(at, kGates, token);
@@ -125,28 +128,35 @@ XLSTM_DEVICE void walk_backward(const BackwardParams& p, char* lds) {
     for (int g = 0; g < kGates; ++g) {
       if (has_row) own.store_lds(reinterpret_cast<E*>(buffer_of(t) + lane.column * row_bytes) + g * padded, draw[g]);
       own.store(dx + g * head_units, draw[g], is_token);
+      if constexpr (kResident == 0)
+        if (p.dbias) {  // as rounded, in memory: registers are few here
+          Units<float, E> sums{};
+          if (t + 1 < lane.length) sums = own.load(dbias_of(g));
+#pragma unroll
+          for (int u = 0; u < kUnits<E>; ++u) sums.set(u, sums.at(u) + draw[g].at(u));
+          own.store(dbias_of(g), sums, is_token);
+        }
     }
-    if (t == 0 && p.dm_initial) own.store(p.dm_initial + state, dlf, is_token);
   };
   // Results of a sequence, after its first token.
   const auto store_results = [&](const LaneUnits<E>& own, const CarriedUnit<E>(&carried)[kUnits<E>],
                                  const Strip<E>& dh_recurrent) {
-    Units<float, E> sums, dh, dc, dn;
+    Units<float, E> sums, dh, dc, dn, dm;
 #pragma unroll
-    for (int g = 0; p.dbias && g < kGates; ++g) {
+    for (int g = 0; kResident > 0 && p.dbias && g < kGates; ++g) {
 #pragma unroll
       for (int u = 0; u < kUnits<E>; ++u) sums.set(u, carried[u].dbias[g]);
-      own.store(p.dbias + ((lane.sequence * kGates + g) * at.heads + lane.head) * at.units, sums, exists);
+      own.store(dbias_of(g), sums, exists);
     }
     if (!p.dh_initial) return;
 #pragma unroll
     for (int u = 0; u < kUnits<E>; ++u) {
       dh.set(u, dh_recurrent.value[register_of(u)]);
-      dc.set(u, carried[u].carry.dc), dn.set(u, carried[u].carry.dn);
+      dc.set(u, carried[u].carry.dc), dn.set(u, carried[u].carry.dn), dm.set(u, carried[u].carry.du);
     }
     own.store(p.dh_initial + state, dh, exists);
     own.store(p.dc_initial + state, dc, exists);
-    if (has_n) own.store(p.dn_initial + state, dn, exists);
+    if (has_n) own.store(p.dn_initial + state, dn, exists), own.store(p.dm_initial + state, dm, exists);
   };
   // The products of each gate are chains that do not wait for each other.
   const auto add_gates = [](const Strip<E>(&sum)[kGates], Strip<E>& dh) {
@@ -193,46 +203,34 @@ XLSTM_DEVICE void walk_backward(const BackwardParams& p, char* lds) {
     }
     store_results(own, carried, dh_recurrent);
   } else {
-    // The wave's units of R^T times draw(t).
+    // The wave's units of R^T times draw(t): k runs over all gates, which lie behind each other on both sides.
     const auto product = [&](int unit, int t) {
       const SequenceRows<E> rows{buffer_of(t), row_bytes, at.rows};
-      Strip<E> sum[kGates], dh;
-#pragma unroll
-      for (int g = 0; g < kGates; ++g) sum[g].zero();
-#pragma unroll 1
-      for (int k = 0; k < padded / kStepUnits; ++k)
-#pragma unroll
-        for (int g = 0; g < kGates; ++g) {
-          ChainOperand<E> of_k[kUnitSteps<E>];
-          rows.each_step(g * (padded / kStepUnits) + k, 1,
-                         [&](int s, const ChainOperand<E>& operand) { of_k[s] = operand; });
-          rows_of_gate(unit, g).each_step_of(
-              k, [&](int s, const StreamOperand<E>& operand) { multiply_in_parts(sum[g], operand, of_k[s]); });
-        }
+      const MatrixRows<E> matrix = rows_of_gate(unit, 0);
+      Strip<E> dh;
       dh.zero();
-      add_gates(sum, dh);
+#pragma unroll 1
+      for (int k = 0; k < kGates * padded / kStepUnits; ++k) {
+        ChainOperand<E> of_k[kUnitSteps<E>];
+        rows.each_step(k, 1, [&](int s, const ChainOperand<E>& operand) { of_k[s] = operand; });
+        matrix.each_step_of(k,
+                            [&](int s, const StreamOperand<E>& operand) { multiply_in_parts(dh, operand, of_k[s]); });
+      }
       return dh;
     };
-    // What is carried lies in memory: dc, dn and du, and the bias's gradients.
+    // What is carried lies in memory: dc, dn and du.
     const auto carried_at = [&](int value) { return p.carried + value * all_states + state; };
-    const auto each_carried = [&](CarriedUnit<E>& of, auto&& f) {
-      f(0, of.carry.dc), f(1, of.carry.dn), f(2, of.carry.du);
-#pragma unroll
-      for (int g = 0; g < kGates; ++g) f(3 + g, of.dbias[g]);
-    };
     const auto load_carried = [&](const LaneUnits<E>& own, CarriedUnit<E>(&to)[kUnits<E>]) {
-      Units<float, E> values[kCarriedValues];
+      const auto dc = own.load(carried_at(0)), dn = own.load(carried_at(1)), du = own.load(carried_at(2));
 #pragma unroll
-      for (int v = 0; v < kCarriedValues; ++v) values[v] = own.load(carried_at(v));
-#pragma unroll
-      for (int u = 0; u < kUnits<E>; ++u) each_carried(to[u], [&](int v, float& x) { x = values[v].at(u); });
+      for (int u = 0; u < kUnits<E>; ++u) to[u].carry = {dc.at(u), dn.at(u), du.at(u)};
     };
-    const auto store_carried = [&](const LaneUnits<E>& own, CarriedUnit<E>(&from)[kUnits<E>]) {
-      Units<float, E> values[kCarriedValues];
+    const auto store_carried = [&](const LaneUnits<E>& own, const CarriedUnit<E>(&from)[kUnits<E>]) {
+      Units<float, E> dc, dn, du;
 #pragma unroll
-      for (int u = 0; u < kUnits<E>; ++u) each_carried(from[u], [&](int v, float& x) { values[v].set(u, x); });
-#pragma unroll
-      for (int v = 0; v < kCarriedValues; ++v) own.store(carried_at(v), values[v], exists);
+      for (int u = 0; u < kUnits<E>; ++u)
+        dc.set(u, from[u].carry.dc), dn.set(u, from[u].carry.dn), du.set(u, from[u].carry.du);
+      own.store(carried_at(0), dc, exists), own.store(carried_at(1), dn, exists), own.store(carried_at(2), du, exists);
     };
     for (int t = longest - 1; t >= -1; --t) {
       const bool is_token = t < lane.length;
@@ -250,6 +248,7 @@ XLSTM_DEVICE void walk_backward(const BackwardParams& p, char* lds) {
           continue;
         }
         add_outside(own, carried, t);
+        load_barrier();  // registers of one part after the other
         finish(own, load_token(own, token, t == 0 || lane.length <= 1), carried, dh_recurrent, t);
         if (is_token) store_carried(own, carried);
       }

@@ -93,7 +93,7 @@ void forward(const xlstm_slstm_forward& call, const CellPlan& plan, void* worksp
   p.n_last = floats(call.n_last);
   p.m_last = floats(call.m_last);
   if (plan.carried && !p.c_last) {  // where the states stay from token to token
-    const int64_t states = plan.carried / 3;
+    const int64_t states = plan.carried / kCarriedValues;
     p.c_last = static_cast<float*>(workspace);
     p.n_last = p.c_last + states;
     p.m_last = p.n_last + states;

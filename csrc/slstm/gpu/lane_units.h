@@ -42,7 +42,12 @@ struct alignas(kUnits<E> * sizeof(T) < 16 ? kUnits<E> * sizeof(T) : 16) Units {
   T value[kUnits<E>];
 
   XLSTM_DEVICE float at(int u) const { return to_float(value[u]); }
-  XLSTM_DEVICE void set(int u, float x) { value[u] = from_float<T>(x); }
+  XLSTM_DEVICE void set(int u, float x) {
+    if constexpr (sizeof(T) == 2)
+      value[u] = {uint16_t(pack_exact(T{}, x, 0.0f))};  // without from_float's branch for NaN
+    else
+      value[u] = x;
+  }
 };
 
 // In as few accesses as there are vectors of 16 bytes: the compiler would store each value by itself.

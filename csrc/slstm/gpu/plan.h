@@ -19,7 +19,7 @@ using namespace xlstm::slstm;
 
 // Waves of a block that reads the matrix from L2: as many as leave a lane registers for it.
 constexpr int max_waves(Family f, bool is_backward) { return f == Family::cdna ? (is_backward ? 4 : 8) : 16; }
-constexpr int kCarriedValues = 3 + kGates;           // floats of a unit that such a block keeps in memory in backward
+constexpr int kCarriedValues = 3;                    // floats of a unit that such a block keeps in memory
 constexpr int kResidentUnits[] = {32, 64, 96, 128};  // padded units of a head for which there are resident kernels
 constexpr int kMaxResidentRegisters = 128;           // of a lane, for the operands of the matrix
 constexpr int64_t kResidentFrom = 4;                 // tokens, from which on loading the matrix first pays
@@ -27,13 +27,12 @@ constexpr int64_t kResidentFrom = 4;                 // tokens, from which on lo
 // Sequences of a block: the columns of a strip, one of a lane's, since its registers hold the states of its columns.
 constexpr int block_rows(Family f) { return kStripColumns / lane_columns(f); }
 
-// The registers of a lane for the matrix, forward or backward: each wave has strip_step units of 4 gates.
-constexpr int resident_registers(Family f, int element_bytes, int padded) {
-  const int words = is_rdna(f) ? wmma_words(f) : f == Family::cdna ? 8 : 4;  // of a stream operand of 2-byte elements
-  return kGates * (padded / strip_step(f, element_bytes)) * words;
-}
+// The registers of a lane for the matrix, forward or backward: each wave has strip_step units of 4 gates. RDNA's 256
+// registers a lane do not hold it beside 8 units.
 constexpr bool fits_registers(Family f, int element_bytes, int padded) {
-  return element_bytes == 2 && resident_registers(f, element_bytes, padded) <= kMaxResidentRegisters;
+  const int words = f == Family::cdna ? 8 : 4;  // of a stream operand of 2-byte elements
+  return !is_rdna(f) && element_bytes == 2 &&
+         kGates * (padded / strip_step(f, element_bytes)) * words <= kMaxResidentRegisters;
 }
 
 // LDS rows of `numbers` elements: of h, or of the gradients of the gates. The distance keeps lanes that read the same
@@ -66,7 +65,7 @@ inline CellPlan plan_cell(int64_t sequences, int64_t heads, int64_t longest, int
   while (2 * p.rows * row_bytes > chip.lds_bytes) p.rows /= 2;
   p.lds_bytes = 2 * p.rows * row_bytes;
   p.blocks = heads * ceil_div(sequences, p.rows);
-  p.carried = p.resident ? 0 : sequences * heads * units * (is_backward ? kCarriedValues : 3);
+  p.carried = p.resident ? 0 : sequences * heads * units * kCarriedValues;
   return p;
 }
 
