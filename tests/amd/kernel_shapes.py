@@ -25,6 +25,7 @@ STRIP_COLUMNS = 16
 SLICE_COLUMNS = 64  # features that the scores take at a time
 STEP_FEATURES = 64  # of a wave of gemm_mma_kernel at a time
 SCORE_WAVES = 4
+GATES = 4  # of a recurrent cell
 
 STATES = ("c", "dc")  # outputs of walks that compute the states between segments alone
 
@@ -178,6 +179,21 @@ def decode_kernel(kernel: Kernel, element: str, dqk: str, dv: str, _score_mod: s
     return Shape(shape["lds_bytes"], shape["blocks"], macs * times(kernel, element))
 
 
+def cell(kernel: Kernel, element: str, units: str, gates: int) -> Shape:
+    """A wave has a strip's units: for each token all k of the gates, or as many as a turn of its loop loads."""
+    step = strip_step(kernel, element)  # also a turn's k, of one gate
+    k = GATES * int(units) if units != "0" else gates * step
+    return Shape(macs=step * STRIP_COLUMNS * k * times(kernel, element))
+
+
+def cell_forward(kernel: Kernel, element: str, units: str) -> Shape:
+    return cell(kernel, element, units, GATES)
+
+
+def cell_backward(kernel: Kernel, element: str, units: str) -> Shape:
+    return cell(kernel, element, units, 1)
+
+
 def mla_kernel(kernel: Kernel, element: str, rows: str, features: str, ahead: str) -> Shape | None:
     bytes_of = ELEMENT_BYTES[element]
     if bytes_of == 1 and PRODUCTS_OF_8_BITS.get(kernel.arch) != element.partition("<")[0]:
@@ -271,6 +287,8 @@ def gemm_row_cdna_kernel(kernel: Kernel, weights: str) -> Shape | None:
 SHAPES: dict[str, Callable[..., Shape | None]] = {
     make.__name__: make
     for make in (
+        cell_forward,
+        cell_backward,
         chunk_walk,
         chunk_walk_cdna,
         segment_states,
