@@ -25,9 +25,9 @@
 // Sampling: logits (B, V) float32, tokens, seeds and numbers (B) and ends int64, seen (B, V) and going (B) bool,
 // weights (B, V) int64.
 //
-// Recurrent cells: x (B, S, 4, NH, U), gates i, f, z, o  h (B, S, NH, U)  states (N, NH, U). recurrent is padded, (NH, 4,
-// P, P) for forward and (NH, P, 4, P) for backward. gates and memory (B, S, 3, NH, U) are what backward needs. Absent
-// results are empty.
+// Recurrent cells: x (B, S, 4, NH, U), gates i, f, z, o  h (B, S, NH, U)  states (N, NH, U). recurrent is padded, (NH,
+// 4, P, P) for forward and (NH, P, 4, P) for backward. gates and memory (B, S, 3, NH, U) are what backward needs.
+// Absent results are empty.
 #include "torch/library.h"
 
 XLSTM_OPS_DEF(m) {
