@@ -37,6 +37,15 @@ def test_cells(case: Case, dtype: torch.dtype) -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cells_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
+    problems = cases.measure(case, dtype, "cuda")
+    assert not problems, "\n".join(problems)
+
+
 @pytest.mark.parametrize("case", [CASES[2], CASES[13], CASES[15]], ids=str)
 def test_the_table_sees_a_planted_error(case: Case) -> None:
     """A unit that reads itself a thousandth too strongly; a stabiliser without its gradient."""
