@@ -23,7 +23,7 @@ def test_only_arch_and_base_ask_which_compiler_it_is() -> None:
     assert not {name: words for name, words in asking.items() if words}
 
 
-@pytest.mark.parametrize("family", ["attention", "engine", "layer", "mlstm"])
+@pytest.mark.parametrize("family", ["attention", "engine", "layer", "mlstm", "slstm"])
 def test_folders_of_a_family_are_a_stack(family: str) -> None:
     """A folder includes those below it: none includes itself again through others."""
     below = defaultdict[Path, set[Path]](set)
