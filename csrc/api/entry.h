@@ -15,6 +15,21 @@ namespace xlstm {
 
 inline int32_t threads_or_all(int32_t threads) { return threads > 0 ? threads : hardware_threads(); }
 
+// The number of sequences of a call on a CPU, and the length of the longest.
+template <class Inputs>
+int64_t sequences_of(const Inputs& in) {
+  return in.cu_seqlens ? in.sequences : in.batch;
+}
+template <class Inputs>
+int64_t longest_sequence(const Inputs& in) {
+  int64_t longest = in.cu_seqlens ? 0 : in.length;
+  for (int64_t n = 0; in.cu_seqlens && n < in.sequences; ++n) {
+    const int64_t length = in.cu_seqlens[n + 1] - in.cu_seqlens[n];
+    longest = length > longest ? length : longest;
+  }
+  return longest;
+}
+
 // The plan of a call whose tasks need no planning.
 struct Workers {
   int64_t workers;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mLSTM calls of the C API on a CPU.
-#include <algorithm>
-
 #include "api/cpu_kernels.h"
 #include "api/entry.h"
 #include "arch/cpu/isa.h"
@@ -13,11 +11,7 @@ namespace {
 const MlstmCpuKernels& kernels() { return cpu_kernels().mlstm; }
 
 MlstmCpuPlan plan(const xlstm_mlstm& in, int32_t threads) {
-  int64_t longest = in.cu_seqlens ? 0 : in.length;
-  for (int64_t n = 0; in.cu_seqlens && n < in.sequences; ++n)
-    longest = std::max(longest, in.cu_seqlens[n + 1] - in.cu_seqlens[n]);
-  const int64_t sequences = in.cu_seqlens ? in.sequences : in.batch;
-  return plan_mlstm_cpu(sequences, in.heads, longest, in.chunk_size, threads, in.segments);
+  return plan_mlstm_cpu(sequences_of(in), in.heads, longest_sequence(in), in.chunk_size, threads, in.segments);
 }
 
 constexpr CpuEntry<xlstm_mlstm_forward, MlstmCpuPlan> kChunkwise = {

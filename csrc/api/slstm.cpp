@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrent cells' calls of the C API on a CPU.
-#include <algorithm>
-
 #include "api/cpu_kernels.h"
 #include "api/entry.h"
 #include "slstm/cpu/kernel_table.h"
@@ -11,10 +9,7 @@ namespace xlstm {
 namespace {
 
 SlstmCpuPlan plan(const xlstm_slstm& in, int32_t threads) {
-  int64_t longest = in.cu_seqlens ? 0 : in.length;
-  for (int64_t n = 0; in.cu_seqlens && n < in.sequences; ++n)
-    longest = std::max(longest, in.cu_seqlens[n + 1] - in.cu_seqlens[n]);
-  return plan_slstm_cpu(in.cu_seqlens ? in.sequences : in.batch, in.heads, longest, threads);
+  return plan_slstm_cpu(sequences_of(in), in.heads, longest_sequence(in), threads);
 }
 
 constexpr CpuEntry<xlstm_slstm_forward, SlstmCpuPlan> kForward = {

@@ -50,7 +50,7 @@ struct CellPlan {
   int64_t carried;  // floats of memory for what does not stay in registers
 };
 
-// numbers: of an LDS row, padded units in forward and 4 times as many in backward.
+// A row of LDS has a head's padded units in forward and those of 4 gates in backward.
 inline CellPlan plan_cell(int64_t sequences, int64_t heads, int64_t longest, int64_t units, int element_bytes,
                           bool is_backward, const Chip& chip) {
   CellPlan p{};
