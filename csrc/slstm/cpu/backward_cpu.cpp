@@ -7,6 +7,11 @@ namespace xlstm::XLSTM_ISA::slstm {
 namespace {
 
 template <class T>
+HeadMatrix<T> matrix_of(const xlstm_slstm& in) {
+  return {padded_units(in.units), kGates * padded_units(in.units)};
+}
+
+template <class T>
 struct Memory {
   T *packed, *scratch;
   T* kept;  // per worker: the kept values of a token, c and n before it, dh, dc, dn and dm
@@ -14,8 +19,9 @@ struct Memory {
 
   static constexpr int64_t kValues = 2 * kKept + 6;
 
-  Memory(Arena& arena, const xlstm_slstm& in, const SlstmCpuPlan& plan, const HeadMatrix<T>& matrix, int64_t units) {
-    const int64_t all = plan.workers * plan.rows * units;
+  Memory(Arena& arena, const xlstm_slstm& in, const SlstmCpuPlan& plan) {
+    const HeadMatrix<T> matrix = matrix_of<T>(in);
+    const int64_t units = padded_units(in.units), all = plan.workers * plan.rows * units;
     packed = plan.is_packed ? arena.take<T>(in.heads * matrix.packed_size()) : nullptr;
     scratch = arena.take<T>(plan.workers * matrix.scratch_size());
     kept = arena.take<T>(plan.workers * kValues * units);
@@ -30,11 +36,6 @@ struct Memory {
 };
 
 template <class T>
-HeadMatrix<T> matrix_of(const xlstm_slstm& in) {
-  return {padded_units(in.units), kGates * padded_units(in.units)};
-}
-
-template <class T>
 void run(const xlstm_slstm_backward& p, const SlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   using Maths = VectorMaths<T>;
   using V = Vec<T>;
@@ -42,7 +43,7 @@ void run(const xlstm_slstm_backward& p, const SlstmCpuPlan& plan, void* workspac
   const HeadMatrix<T> matrix = matrix_of<T>(in);
   const int64_t units = in.units, row = matrix.outputs, gates_row = matrix.sums, dh_row = padded<T>(matrix.outputs);
   Arena arena(workspace);
-  const Memory<T> memory(arena, in, plan, matrix, row);
+  const Memory<T> memory(arena, in, plan);
   constexpr xlstm_dtype wide = kWideDtype<T>;
   const bool is_lstm = in.cell == XLSTM_CELL_LSTM;
   if (plan.is_packed) pack_matrices(in, matrix, memory.packed, memory.scratch, executor);
@@ -142,13 +143,7 @@ void run(const xlstm_slstm_backward& p, const SlstmCpuPlan& plan, void* workspac
 }  // namespace
 
 size_t backward_workspace(const xlstm_slstm_backward& p, const SlstmCpuPlan& plan) {
-  Arena counter(nullptr);
-  const int64_t row = padded_units(p.in.units);
-  if (p.in.dtype == XLSTM_FLOAT64)
-    Memory<double>(counter, p.in, plan, matrix_of<double>(p.in), row);
-  else
-    Memory<float>(counter, p.in, plan, matrix_of<float>(p.in), row);
-  return counter.used();
+  return memory_size<Memory>(p.in, plan);
 }
 void backward(const xlstm_slstm_backward& p, const SlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   p.in.dtype == XLSTM_FLOAT64 ? run<double>(p, plan, workspace, executor) : run<float>(p, plan, workspace, executor);

@@ -10,12 +10,18 @@ namespace xlstm::XLSTM_ISA::slstm {
 namespace {
 
 template <class T>
+HeadMatrix<T> matrix_of(const xlstm_slstm& in) {
+  return {kGates * padded_units(in.units), padded_units(in.units)};
+}
+
+template <class T>
 struct Memory {
   T *packed, *scratch;                // the matrices; per worker
   T *x, *h, *raw, *c, *n, *m, *kept;  // per worker, rows of padded units: of x and raw 4, of kept a token's 6
 
-  Memory(Arena& arena, const xlstm_slstm& in, const SlstmCpuPlan& plan, const HeadMatrix<T>& matrix, int64_t units) {
-    const int64_t all = plan.workers * plan.rows * units;
+  Memory(Arena& arena, const xlstm_slstm& in, const SlstmCpuPlan& plan) {
+    const HeadMatrix<T> matrix = matrix_of<T>(in);
+    const int64_t units = padded_units(in.units), all = plan.workers * plan.rows * units;
     packed = plan.is_packed ? arena.take<T>(in.heads * matrix.packed_size()) : nullptr;
     scratch = arena.take<T>(plan.workers * matrix.scratch_size());
     x = arena.take<T>(plan.workers * kGates * units);
@@ -29,11 +35,6 @@ struct Memory {
 };
 
 template <class T>
-HeadMatrix<T> matrix_of(const xlstm_slstm& in) {
-  return {kGates * padded_units(in.units), padded_units(in.units)};
-}
-
-template <class T>
 void run(const xlstm_slstm_forward& p, const SlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   using Maths = VectorMaths<T>;
   using V = Vec<T>;
@@ -41,7 +42,7 @@ void run(const xlstm_slstm_forward& p, const SlstmCpuPlan& plan, void* workspace
   const HeadMatrix<T> matrix = matrix_of<T>(in);
   const int64_t units = in.units, row = matrix.sums, raw_row = padded<T>(matrix.outputs);
   Arena arena(workspace);
-  const Memory<T> memory(arena, in, plan, matrix, row);
+  const Memory<T> memory(arena, in, plan);
   constexpr xlstm_dtype wide = kWideDtype<T>;
   if (plan.is_packed) pack_matrices(in, matrix, memory.packed, memory.scratch, executor);
 
@@ -125,13 +126,7 @@ void run(const xlstm_slstm_forward& p, const SlstmCpuPlan& plan, void* workspace
 }  // namespace
 
 size_t forward_workspace(const xlstm_slstm_forward& p, const SlstmCpuPlan& plan) {
-  Arena counter(nullptr);
-  const int64_t row = padded_units(p.in.units);
-  if (p.in.dtype == XLSTM_FLOAT64)
-    Memory<double>(counter, p.in, plan, matrix_of<double>(p.in), row);
-  else
-    Memory<float>(counter, p.in, plan, matrix_of<float>(p.in), row);
-  return counter.used();
+  return memory_size<Memory>(p.in, plan);
 }
 void forward(const xlstm_slstm_forward& p, const SlstmCpuPlan& plan, void* workspace, const Executor& executor) {
   p.in.dtype == XLSTM_FLOAT64 ? run<double>(p, plan, workspace, executor) : run<float>(p, plan, workspace, executor);

@@ -106,6 +106,17 @@ inline void load_state(T* to, const void* states, xlstm_dtype dtype, int64_t row
 template <class T>
 constexpr xlstm_dtype kWideDtype = sizeof(T) == 8 ? XLSTM_FLOAT64 : XLSTM_FLOAT32;
 
+// The bytes of Memory<T>(arena, in, plan), T as the tensors' dtype has it.
+template <template <class> class Memory>
+inline size_t memory_size(const xlstm_slstm& in, const SlstmCpuPlan& plan) {
+  Arena counter(nullptr);
+  if (in.dtype == XLSTM_FLOAT64)
+    Memory<double>(counter, in, plan);
+  else
+    Memory<float>(counter, in, plan);
+  return counter.used();
+}
+
 // Packs the matrices of all heads, if the plan says so.
 template <class T>
 inline void pack_matrices(const xlstm_slstm& in, const HeadMatrix<T>& matrix, T* packed, T* scratch,
